@@ -116,7 +116,7 @@ def _befores(ops: Sequence[Op]) -> list[dict[Kind, int]]:
     return befores
 
 
-class _Held(NamedTuple):
+class HoldingCause(NamedTuple):
     """Cause that kept an op from starting: its end in ns, its kind, and the op behind it, if
     any."""
 
@@ -127,19 +127,27 @@ class _Held(NamedTuple):
 
 def _held(
     op: Op, ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]]
-) -> list[_Held]:
+) -> list[HoldingCause]:
     """All that kept `op` from starting, the last first; never empty."""
-    held = [_Held(times.issued[op.index], "issued", None)]
-    held += [_Held(times.ends[wait], "wait", wait) for wait in op.waits]
-    held += [_Held(times.ends[index], kind, index) for kind, index in befores[op.index].items()]
+    held = [HoldingCause(times.issued[op.index], "issued", None)]
+    held += [HoldingCause(times.ends[wait], "wait", wait) for wait in op.waits]
+    held += [
+        HoldingCause(times.ends[index], kind, index) for kind, index in befores[op.index].items()
+    ]
     order = list(HELD)
     held.sort(key=lambda cause: (-cause.until, order.index(cause.kind)))
     start = times.starts[op.index]
     return (
-        [_Held(start, "peer", None), *held]
+        [HoldingCause(start, "peer", None), *held]
         if held[0].until < start and op.kind in COLLECTIVES
         else held
     )
+
+
+def holding_causes(ops: Sequence[Op], times: Times) -> list[HoldingCause]:
+    """The last cause to end of all that kept each op from starting."""
+    befores = _befores(ops)
+    return [_held(op, ops, times, befores)[0] for op in ops]
 
 
 def _room(ops: Sequence[Op], times: Times, group: str) -> FreeCompute:
@@ -191,7 +199,7 @@ def _each_exposed(
 
 
 def _late(
-    held: Sequence[_Held], room: FreeCompute, lag: int, ns: int
+    held: Sequence[HoldingCause], room: FreeCompute, lag: int, ns: int
 ) -> Iterator[tuple[Reason, int, int | None]]:
     """Exposed nanoseconds, of `ns`, that compute would have hidden without each cause that held the
     collective: (reason, nanoseconds, the cause's op)."""
@@ -199,7 +207,8 @@ def _late(
     if waits[0].kind != "issued":
         waits = [cause for cause in waits if cause.kind != "issued"]
     counted = [held[0], *waits] if held[0].kind in AHEAD else waits
-    for cause, before in zip(counted, [*counted[1:], _Held(0, "issued", None)], strict=True):
+    first = HoldingCause(0, "issued", None)
+    for cause, before in zip(counted, [*counted[1:], first], strict=True):
         since, until = before.until, cause.until
         part = (
             min(ns, room.work(since, until))
@@ -215,8 +224,8 @@ def _late(
 
 
 def _exposed(
-    op: Op, ops: Sequence[Op], times: Times, held: Sequence[_Held], room: FreeCompute, lag: int,
-    ns: int,
+    op: Op, ops: Sequence[Op], times: Times, held: Sequence[HoldingCause], room: FreeCompute,
+    lag: int, ns: int,
 ) -> Exposed:
     """`lag`: by how much the queue that `held` it would have been over earlier if none ahead of it
     had shared its links."""

@@ -25,6 +25,7 @@ from zsim.ir.run import (
 from zsim.runs import chrome_trace, registry, saved, unended
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.runs.run import Comparison, Run
+from zsim.runs.trace_notes import TraceNotes
 from zsim.runs.unended import UnendedRun
 from zsim.scenario.scenario import Scenario
 
@@ -144,10 +145,19 @@ def _run(
         saved.save(api.with_caches(scenario, record, scenario.cluster), target)
         report.wrote(target)
     if trace:
-        chrome_trace.write(record, trace)
+        chrome_trace.write(record, trace, notes=_trace_notes(scenario, record))
         report.wrote(trace, "; open it in ui.perfetto.dev")
     needs = api.device_memory(scenario, record)
     return Run(record=record, scenario=scenario, warnings=warnings, device_memory=needs)
+
+
+def _trace_notes(scenario: Scenario, record: RunRecord) -> TraceNotes | None:
+    """Reasons, memory by kind and rates of links for the trace of a simulated Run."""
+    if record.interpreter != "simulator":
+        return None
+    from zsim.report.trace import trace_notes  # start-up: few runs write a trace
+
+    return trace_notes(scenario, record)
 
 
 def _results(

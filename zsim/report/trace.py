@@ -1,0 +1,153 @@
+"""Notes for the trace of a simulated Run: why each op waited, what carries a collective, memory by
+kind, and rates of links."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from zsim import api
+from zsim.analysis.critical_path import HELD, holding_causes
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.collectives.nccl.tuner import bus_factor
+from zsim.cluster.ring_hops import Hop, hops
+from zsim.cluster.routes import device_name
+from zsim.engine.costs import Costs
+from zsim.engine.timeline import Times
+from zsim.ir.ops import COLLECTIVES, Op
+from zsim.ir.program import Program
+from zsim.ir.run import RunRecord
+from zsim.report.memory_walk import walk
+from zsim.runs.trace_notes import RankNotes, SpanNote, TraceNotes
+from zsim.scenario.scenario import Scenario
+
+Shares = dict[tuple[str, str], float]
+"""Bytes on a link for each byte that a collective's group sends, by group and link."""
+Rings = dict[tuple[int, ...], tuple[Hop, ...]]
+"""Hops of rings by their members, which many ranks share."""
+
+
+def trace_notes(scenario: Scenario, record: RunRecord) -> TraceNotes:
+    """Notes on the shown ranks of `record`, which the simulator made of `scenario`."""
+    program, timeline = api.simulated_step(scenario)
+    costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
+    known: dict[tuple[int, int], RankNotes] = {}
+    notes: dict[int, RankNotes] = {}
+    rings: Rings = {}
+    for rank in (each.rank for each in record.ranks):
+        like = timeline.representatives[rank]
+        key = like, program.assignment[rank]
+        ops, times = program.of_rank(rank).steady, timeline.ranks[like]
+        if key not in known:
+            why = api.reasons(scenario, program, timeline, rank=rank)
+            exposed = {each.op.index: (each.exposed_ns, each.reason) for each in why.exposed}
+            known[key] = RankNotes(
+                spans=dict(_spans(program, ops, times, rank, costs, exposed)),
+                memory=_memory(program, rank, times),
+            )
+        rates = _rates(program, ops, times, rank, costs, rings)
+        notes[rank] = replace(known[key], rates=rates)
+    return notes
+
+
+def _spans(
+    program: Program, ops: Sequence[Op], times: Times, rank: int, costs: Costs,
+    exposed: Mapping[int, tuple[int, str]],
+) -> Iterator[tuple[int, SpanNote]]:
+    """A note on each op that takes time."""
+    for op, cause in zip(ops, holding_causes(ops, times), strict=True):
+        start, end = times.starts[op.index], times.ends[op.index]
+        if end == start:
+            continue
+        arguments: dict[str, str | int | float] = {}
+        if op.kind in COLLECTIVES:
+            members = program.mesh.group(op.group, rank)
+            arguments = {"group": op.group, "group_size": len(members)}
+            if len(members) > 1:
+                factor = 1 if op.kind == "broadcast" else bus_factor(op.kind, len(members))
+                arguments["algorithm"] = costs.algorithm(op.kind, op.nbytes, members)
+                arguments["bus_bandwidth_GB_s"] = round(factor * op.nbytes / (end - start), 3)
+        elif op.flops:
+            arguments = {"flops": op.flops, "kernels": len(op.kernels)}
+        if op.index in exposed:
+            arguments["exposed_ns"], arguments["exposed_by"] = exposed[op.index]
+        if start > times.issued[op.index]:
+            arguments["waited_for"] = HELD[cause.kind]
+        by = cause.by if start > times.issued[op.index] else None
+        apart = by is not None and ops[by].stream != op.stream and times.ends[by] > times.starts[by]
+        yield op.index, SpanNote(
+            arguments=arguments, cause=by if apart else None, reason=HELD[cause.kind]
+        )
+
+
+def _memory(program: Program, rank: int, times: Times) -> list[tuple[int, dict[str, int]]]:
+    """Bytes by kind at the moments of issue; what an op holds for a moment comes 1 ns before."""
+    walked = walk(program.of_rank(rank))
+    points = []
+    moments = [0, *(times.issued[p.op.index] + (not p.inside) for p in walked.points)]
+    for moment, state in zip(moments, walked.states(), strict=True):
+        by_kind: Counter[str] = Counter()
+        for (kind, _), nbytes in state.items():
+            by_kind[kind] += nbytes
+        points.append((moment, dict(by_kind)))
+    return points
+
+
+def _rates(
+    program: Program, ops: Sequence[Op], times: Times, rank: int, costs: Costs, rings: Rings
+) -> dict[str, list[tuple[int, int]]]:
+    """Bytes/s that leave the rank on its link to the fabric and on its NICs' rails, as they change.
+
+    A collective's bytes are spread evenly over its time.
+    """
+    changes: dict[str, Counter[int]] = {}
+    shares = _shares(program, costs.cluster, ops, rank, rings)
+    for op in ops:
+        start, end = times.starts[op.index], times.ends[op.index]
+        if op.kind not in COLLECTIVES or end == start:
+            continue
+        size, position = program.mesh.size(op.group), program.mesh.position(op.group, rank)
+        sent = costs.bytes_sent(
+            op.kind, op.nbytes, group_size=size, rank=position, root=op.root
+        )
+        for (group, link), share in shares.items():
+            if group == op.group:
+                rate = round(sent * share * 1e9 / (end - start))
+                changes.setdefault(link, Counter()).update({start: rate, end: -rate})
+    return {link: _sums(each) for link, each in changes.items()}
+
+
+def _sums(changes: Counter[int]) -> list[tuple[int, int]]:
+    rate, points = 0, [(0, 0)]
+    for moment, change in sorted(changes.items()):
+        rate += change
+        points.append((moment, rate))
+    return points
+
+
+def _shares(
+    program: Program, cluster: ClusterSpec, ops: Sequence[Op], rank: int, rings: Rings
+) -> Shares:
+    """Bytes that leave the rank's device and its NICs, for each byte that a member sends.
+
+    A ring's other nodes are alike, so that it is laid over those next to the rank's alone.
+    """
+    node, own = cluster.node_of(rank), device_name(cluster, rank)
+    nics = {f"node{node}.nic{nic}" for nic in cluster.nics_of(rank)}
+    shares: Shares = {}
+    for group in dict.fromkeys(op.group for op in ops if op.kind in COLLECTIVES):
+        near = tuple(
+            member for member in program.mesh.group(group, rank)
+            if abs(cluster.node_of(member) - node) <= 1
+        )
+        if near not in rings:
+            rings[near] = hops(cluster, near) if len(near) > 1 else ()
+        for hop in rings[near]:
+            for use in hop.uses:
+                source, target = use.link
+                into = target.endswith(".switch") or cluster.shares_pcie
+                link = "fabric" if source == own and into else target if source in nics else ""
+                if link.startswith(("fabric", "rail")):
+                    shares[group, link] = shares.get((group, link), 0.0) + float(use.part)
+    return shares
