@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from zsim.analysis import assessed
 from zsim.analysis.alternatives import changes, dropped
 from zsim.io.parallel import mapped
 from zsim.io.units import format_bytes
@@ -21,7 +22,7 @@ from zsim.memory.fits import FitsVerdict, MemoryVerdict, assess
 from zsim.memory.full_device import with_calls
 from zsim.runs.simulator import StepTime, step_time
 from zsim.scenario import refusals
-from zsim.scenario.plan import Planned, planned
+from zsim.scenario.plan import Planned
 from zsim.scenario.scenario import Scenario
 
 MOST_TOGETHER = 4
@@ -125,7 +126,7 @@ def none_fits(before: MemoryVerdict, effects: Sequence[Effect]) -> str:
 
 def way_of(changes: tuple[str, ...], case: Planned, *, timed: bool = True) -> Way:
     """A planned scenario assessed, and simulated where `timed` or where it has room."""
-    verdict, step = _assessed(case, timed=timed)
+    verdict, step = assessed.of_planned(case, timed=timed)
     return Way(
         changes=changes, scenario=case.scenario, memory=verdict, step=step, program=case.program
     )
@@ -156,14 +157,7 @@ def _figures(
         verdict = assess(case := Planned(scenario, before.program))
         same = verdict.driver_calls == before.memory.driver_calls
         return verdict, before.step if same else step_time(with_calls(case, verdict))
-    return _assessed(planned(scenario), timed=timed)
-
-
-def _assessed(case: Planned, *, timed: bool) -> tuple[MemoryVerdict, StepTime | None]:
-    verdict = assess(case)
-    if not timed and verdict.verdict == "OOM":
-        return verdict, None
-    return verdict, step_time(with_calls(case, verdict))
+    return assessed.figures(scenario, timed=timed)
 
 
 def _effect(way: Way, asked: Way) -> Effect:

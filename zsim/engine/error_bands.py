@@ -11,7 +11,7 @@ errors of its own fit. Assumed constants widen it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot, log2
 
@@ -22,6 +22,7 @@ from zsim.cluster.measured_times import times_of
 from zsim.engine import kernel_time as compute
 from zsim.engine.contention.overlap import COMPUTE as COMPUTE_KINDS
 from zsim.engine.costs import Costs
+from zsim.engine.equal_micro_batches import Repeated
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.kernel_time import STREAMS
 from zsim.engine.timeline import Timeline, Times
@@ -184,54 +185,77 @@ class StepShares:
         return self._summed(shorter, longer)
 
 
-def band(program: Program, timeline: Timeline, *, costs: Costs) -> tuple[float, float]:
+def band(
+    program: Program, timeline: Timeline, *, costs: Costs, repeated: Repeated | None = None
+) -> tuple[float, float]:
     """(low, high) as factors of the step time of `timeline`, in the four digits that a Run keeps.
 
-    `timeline` is that of `program` by `costs`.
+    `timeline` is that of `program` by `costs`; with `repeated`, of a step of more micro-batches.
     """
-    low, high = step_shares(program, timeline, costs=costs).factors
+    low, high = step_shares(program, timeline, costs=costs, repeated=repeated).factors
     return round(low, 4), round(high, 4)
 
 
-def step_shares(program: Program, timeline: Timeline, *, costs: Costs) -> StepShares:
-    """The shares of the first simulated rank's step, with their half-widths."""
+def step_shares(
+    program: Program, timeline: Timeline, *, costs: Costs, repeated: Repeated | None = None
+) -> StepShares:
+    """The shares of the first simulated rank's step, with half-widths; arguments as `band`'s."""
     rank, times = min(timeline.ranks.items())
-    ops, step = program.of_rank(rank).steady, max(1, timeline.step_time_ns)
-    moving = [op for op in ops if op.kind in COLLECTIVES and program.mesh.size(op.group) > 1]
-    kernels = [op for op in ops if op.kind in COMPUTE_KINDS and op.stream == "compute"]
-    busy, both, communication = (
-        _busy_ns(times, busy_ops) for busy_ops in (kernels, [*kernels, *moving], moving)
-    )
-    hidden = busy + communication - both
-    begin = min((times.starts[op.index] for op in moving), default=0)
-    end = max((times.ends[op.index] for op in moving), default=0)
-    around = _busy_ns(
-        times,
-        [op for op in kernels if times.ends[op.index] > begin and times.starts[op.index] < end],
-    )
-    by_constant, figures = (
-        _times_by_constant(ops, costs),
-        {figure.key: figure for figure in costs.cluster.device.figures},
-    )
+    kind = program.assignment[rank]
+    ops, step = program.ranks[kind].steady, max(1, timeline.step_time_ns)
+    took = _sums(ops, times, program, rank, costs)
+    if repeated is not None:
+        step = repeated.step_time_ns
+        fewer = _sums(*repeated.without_fourth(ops, kind, times), program, rank, costs)
+        took = {key: ns + repeated.times * (ns - fewer.get(key, 0)) for key, ns in took.items()}
+    by_constant = {key.removeprefix(BY): ns for key, ns in took.items() if key.startswith(BY)}
+    figures = {figure.key: figure for figure in costs.cluster.device.figures}
+    hidden = took["busy"] + took["communication"] - took["both"]
     more = SOFTWARE if costs.execution.compile or costs.execution.float8 else 0.0
     more += POWER * (1 - costs.cluster.device.clocks)
     return StepShares(
         compute=StepShare(
-            share=busy / step, width=_compute_width(by_constant, figures, costs.cluster) + more
+            share=took["busy"] / step,
+            width=_compute_width(by_constant, figures, costs.cluster) + more,
         ),
         network=StepShare(
-            share=(both - busy) / step, width=_network_width(moving, program, rank, costs)
+            share=(took["both"] - took["busy"]) / step,
+            width=took["collectives, wide"] / took["collectives"] if took["collectives"] else 0.0,
         ),
-        host=StepShare(share=max(0, step - both) / step, width=_host_width(costs.cluster)),
-        hidden=hidden / step, spare=max(0, around - hidden) / step,
+        host=StepShare(
+            share=max(0, step - took["both"]) / step, width=_host_width(costs.cluster)
+        ),
+        hidden=hidden / step, spare=max(0, took["around"] - hidden) / step,
         growth=GROWTH * max(0.0, log2(costs.cluster.num_nodes / KNOWN_NODES)),
-        issuing=0.0 if costs.execution.synchronous else sum(map(costs.issue_ns, ops)) / step,
+        issuing=0.0 if costs.execution.synchronous else took["issuing"] / step,
         full=FULL if program.room == "tight" else 0.0,
         unroomed=NO_ROOM if program.room == "none" else 0.0,
         least=max(
             (figures[key].width or 0.0 for key in by_constant if key in figures), default=0.0
         ),
     )
+
+
+BY = "by "
+"""Begin of the names of sums over kernels, by the constant that decides them."""
+
+
+def _sums(
+    ops: Sequence[Op], times: Times, program: Program, rank: int, costs: Costs
+) -> dict[str, float]:
+    """Nanoseconds of a step by name. Each is a sum over its ops, or the time in which some run."""
+    moving = [op for op in ops if op.kind in COLLECTIVES and program.mesh.size(op.group) > 1]
+    kernels = [op for op in ops if op.kind in COMPUTE_KINDS and op.stream == "compute"]
+    begin = min((times.starts[op.index] for op in moving), default=0)
+    end = max((times.ends[op.index] for op in moving), default=0)
+    around = [op for op in kernels if times.ends[op.index] > begin and times.starts[op.index] < end]
+    alone, wide = _collectives(moving, program, rank, costs)
+    return {
+        "busy": _busy_ns(times, kernels), "both": _busy_ns(times, [*kernels, *moving]),
+        "communication": _busy_ns(times, moving), "around": _busy_ns(times, around),
+        "issuing": sum(map(costs.issue_ns, ops)), "collectives": alone, "collectives, wide": wide,
+        **{f"{BY}{key}": ns for key, ns in _times_by_constant(ops, costs).items()},
+    }
 
 
 def calibration(cluster: ClusterSpec, execution: Execution = EAGER) -> str:
@@ -278,7 +302,7 @@ def _busy_ns(times: Times, ops: list[Op]) -> int:
     return busy
 
 
-def _times_by_constant(ops: tuple[Op, ...], costs: Costs) -> dict[str, int]:
+def _times_by_constant(ops: Sequence[Op], costs: Costs) -> dict[str, int]:
     """Nanoseconds of kernels by the constant that decides each."""
     runs: dict[Kernel, int] = {}
     for kernels, count in _kernels(ops):
@@ -292,7 +316,7 @@ def _times_by_constant(ops: tuple[Op, ...], costs: Costs) -> dict[str, int]:
 
 
 def _compute_width(
-    times: Mapping[str, int], figures: Mapping[str, PresetFigure], cluster: ClusterSpec
+    times: Mapping[str, float], figures: Mapping[str, PresetFigure], cluster: ClusterSpec
 ) -> float:
     """The half-widths of the constants, weighted by the times of the kernels that each decides."""
     total = sum(times.values())
@@ -309,7 +333,7 @@ def _width(figure: PresetFigure | None, cluster: ClusterSpec) -> float:
     return CPU if cluster.kind == "cpu" and width >= COMPUTE["source code"] else width
 
 
-def _kernels(ops: tuple[Op, ...]) -> list[tuple[tuple[Kernel, ...], int]]:
+def _kernels(ops: Sequence[Op]) -> list[tuple[tuple[Kernel, ...], int]]:
     """Each tuple of kernels once, with the number of its runs."""
     counts: dict[int, tuple[tuple[Kernel, ...], int]] = {}
     for op in ops:
@@ -336,8 +360,10 @@ def _decides(kernel: Kernel, costs: Costs) -> str:
     )
 
 
-def _network_width(moving: list[Op], program: Program, rank: int, costs: Costs) -> float:
-    """The half-widths of collectives, weighted by their times alone on their links."""
+def _collectives(
+    moving: list[Op], program: Program, rank: int, costs: Costs
+) -> tuple[float, float]:
+    """Nanoseconds of collectives alone on their links, and those times their half-widths."""
     total = wide = 0.0
     for (kind, nbytes, group), count in Counter(
         (op.kind, op.nbytes, op.group) for op in moving
@@ -346,7 +372,7 @@ def _network_width(moving: list[Op], program: Program, rank: int, costs: Costs) 
         weight = count * costs.collective_ns(kind, nbytes, ranks)
         total += weight
         wide += weight * collective_width(kind, nbytes, costs.cluster, ranks)
-    return wide / total if total else 0.0
+    return total, wide
 
 
 def collective_width(kind: str, nbytes: int, cluster: ClusterSpec, ranks: tuple[int, ...]) -> float:

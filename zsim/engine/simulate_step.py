@@ -8,7 +8,7 @@ Mostly one such round is enough; FSDP1's copies beside its backward need a few.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -24,6 +24,9 @@ from zsim.ir.program import Program
 SETTLED = 0.002
 """Share of the step time. Losses that change by less move the step by less than the noise of a
 measurement."""
+Losses = Mapping[int, Mapping[int, int]]
+"""Nanoseconds that each op loses, by rank program and op."""
+Settled = Callable[[Losses, Losses, Timeline], bool]
 ROUNDS = 16
 """Most rounds. Each changes the losses by a fraction of the change of the round before: seven
 tenths where FSDP1's copies overlap much."""
@@ -72,20 +75,28 @@ def prepared_step(
     )
 
 
+def is_settled(before: Losses, after: Losses, timeline: Timeline) -> bool:
+    """True where losses have moved from `before` by less than matters to the step of `timeline`."""
+    return max((change(before, after, kind) for kind in after), default=0) < (
+        SETTLED * timeline.step_time_ns
+    )
+
+
 def timeline_of(
-    prepared: Prepared, *, costs: StepCosts, faults: Sequence[Fault] = ()
+    prepared: Prepared, *, costs: StepCosts, faults: Sequence[Fault] = (),
+    settled: Settled = is_settled,
 ) -> Timeline:
     """The times of the steady step of what `simulate_step` has prepared, as it gives them."""
     program = prepared.program
-    pauses = [_pauses(rank.steady, costs.execution) for rank in program.ranks]
+    idle = [pauses(rank.steady, costs.execution) for rank in program.ranks]
     waits = [costs.wake_ns(rank.steady) for rank in program.ranks]
-    slower = fault_delays(program, faults, costs=costs) or [NO_DELAYS] * len(pauses)
+    slower = fault_delays(program, faults, costs=costs) or [NO_DELAYS] * len(idle)
     delays = [
         Delays(add(add(own, waiting), more.longer), own, more.start)
-        for own, waiting, more in zip(pauses, waits, slower, strict=True)
+        for own, waiting, more in zip(idle, waits, slower, strict=True)
     ]
     alone = prepared.simulate(delays)
-    losses = overlap_losses(program, alone, costs=costs, pauses=pauses)
+    losses = overlap_losses(program, alone, costs=costs, pauses=idle)
     if not any(losses.values()):
         return alone
     for _ in range(ROUNDS):
@@ -96,34 +107,35 @@ def timeline_of(
             ]
         )
         before, losses = (
-            losses, overlap_losses(program, timeline, costs=costs, pauses=pauses, lengthened=True),
+            losses, overlap_losses(program, timeline, costs=costs, pauses=idle, lengthened=True),
         )
-        if _change(before, losses) < SETTLED * timeline.step_time_ns:
+        if settled(before, losses, timeline):
             break
     return timeline
 
 
-def _pauses(ops: tuple[Op, ...], execution: Execution) -> dict[int, int]:
+def pauses(ops: Sequence[Op], execution: Execution) -> dict[int, int]:
     """Pauses of the trainer in ns, by op: before the first kernels of each micro-batch, and before
     the optimizer's.
 
     The trainer awaits the device, then works on the host, so both are idle. The op takes as much
     longer, even where the device was idle before, and the ops behind it are issued as much later.
     """
-    pauses: dict[int, int] = {}
+    idle: dict[int, int] = {}
     if execution.micro_batch_overhead_ns:
         firsts = {op.micro_batch: op.index for op in reversed(ops) if op.kind == "forward"}
-        pauses = dict.fromkeys(firsts.values(), execution.micro_batch_overhead_ns)
+        idle = dict.fromkeys(firsts.values(), execution.micro_batch_overhead_ns)
     step = next((op.index for op in ops if op.kind == "optimizer"), None)
     if execution.step_overhead_ns and step is not None:
-        pauses[step] = pauses.get(step, 0) + execution.step_overhead_ns
-    return pauses
+        idle[step] = idle.get(step, 0) + execution.step_overhead_ns
+    return idle
 
 
-def _change(before: Mapping[int, Mapping[int, int]], after: Mapping[int, Mapping[int, int]]) -> int:
-    """The sum over ops of the change of their losses, in ns, of the rank program with the most."""
-    differences = (
-        add(losses, {op: -ns for op, ns in before.get(kind, {}).items()})
-        for kind, losses in after.items()
+def change(before: Losses, after: Losses, kind: int, ops: Container[int] | None = None) -> int:
+    """The sum over `ops`, or over all, of the change of their losses on rank program `kind`, in ns.
+    """
+    old, new = before.get(kind, {}), after.get(kind, {})
+    return sum(
+        abs(new.get(op, 0) - old.get(op, 0))
+        for op in old.keys() | new.keys() if ops is None or op in ops
     )
-    return max((sum(map(abs, each.values())) for each in differences), default=0)

@@ -19,6 +19,7 @@ from zsim.ir.ops import Alloc, DriverCalls, Op
 from zsim.ir.program import PhaseName, Program, RankProgram
 from zsim.ir.run import MemoryRecord
 from zsim.memory import reserved as allocator
+from zsim.memory.equal_micro_batches import begins, blocks_repeat, bytes_repeat
 from zsim.memory.holdings import until_end
 from zsim.memory.host import host_memory
 from zsim.memory.inputs_and_buffers import belongings
@@ -80,6 +81,8 @@ class MemoryVerdict:
 
     host: HostMemory | None = None
     """Offloaded states in host memory; None where there are none."""
+    repeats: bool = field(default=False, compare=False)
+    """True where more micro-batches than these five change nothing."""
 
     @property
     def verdict(self) -> FitsVerdict:
@@ -162,7 +165,7 @@ def assess_program(
         (standing, _reserved(standing, cluster, capacity, expandable_segments=expandable_segments))
         for standing in ranks[:MOST_REPLAYED]
     ]
-    standing, (reserved, active, workspaces) = max(
+    standing, (reserved, active, workspaces, _) = max(
         needs, key=lambda need: (need[1][0] + total(need[0].outside).high, -need[0].index)
     )
     items = (*besides, *standing.outside)
@@ -172,7 +175,7 @@ def assess_program(
             each, cluster, _needed(most, live, beyond), capacity, beyond,
             expandable_segments=expandable_segments,
         )
-        for each, (most, live, _) in needs
+        for each, (most, live, _, _) in needs
         for beyond in [total((*besides, *each.outside))]
     }
     return MemoryVerdict(
@@ -189,6 +192,7 @@ def assess_program(
             if pressed is not None and pressed.expected is not None
         },
         host=host_memory(program, cluster),
+        repeats=all(each.repeats for each in ranks) and all(need[3] for _, need in needs),
     )
 
 
@@ -209,6 +213,7 @@ class _Standing:
     phase: PhaseName
     highest: MemoryRecord
     built: int
+    repeats: bool
     outside: tuple[NonTorchMemory, ...]
 
     @property
@@ -243,6 +248,7 @@ def _standing(program: Program, cluster: ClusterSpec) -> list[_Standing]:
                 phase=phase,
                 highest=records[phase],
                 built=records["construction"].peak_bytes,
+                repeats=bytes_repeat(records),
                 outside=items,
             )
         )
@@ -268,22 +274,24 @@ def _pressure(
 
 def _reserved(
     standing: _Standing, cluster: ClusterSpec, capacity: BytesBand, *, expandable_segments: bool
-) -> tuple[int, int, int]:
-    """Reserved bytes, the most in live blocks, and what cuBLAS has there; on a CPU nothing is
-    reserved ahead."""
+) -> tuple[int, int, int, bool]:
+    """Reserved bytes, the most in live blocks, what cuBLAS has there, and whether micro-batches
+    repeat; on a CPU nothing is reserved ahead."""
     if cluster.kind != "cuda":
-        return standing.allocated, standing.allocated, 0
+        return standing.allocated, standing.allocated, 0, True
     records = allocator.replay(
         standing.built_here(capacity),
         expandable_segments=expandable_segments,
         workspace_bytes=cublas_workspace(cluster.device),
         empty_cache="first",
+        marks=begins(standing.program),
     )
     reserved = max(records[phase].peak_reserved_bytes for phase in STEPS)
     highest = max((records[phase] for phase in STEPS), key=lambda record: record.peak_active_bytes)
     # at another moment than the ledger's peak it may hold more than is rounded
     beyond = highest.peak_active_bytes - standing.allocated
-    return reserved, highest.peak_active_bytes, min(highest.workspace_bytes, beyond)
+    workspaces = min(highest.workspace_bytes, beyond)
+    return reserved, highest.peak_active_bytes, workspaces, blocks_repeat(records)
 
 
 def device_capacity(cluster: ClusterSpec) -> BytesBand:

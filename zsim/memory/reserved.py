@@ -10,7 +10,7 @@ strategy and no time; the rules of the allocator are in zsim.memory.caching_allo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
 from zsim.errors import ProgramError
@@ -19,6 +19,7 @@ from zsim.ir.ops import Alloc, DriverCalls, Op, Stream
 from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram
 from zsim.memory.caching_allocator import Block, CachingAllocator, DeviceFullError
 
+NO_MARKS: Mapping[PhaseName, Container[int]] = {}
 SETTLED = 3
 """Further steady steps on a full device, whose first finds the cache of other steps. On an H100
 each further one was alike, or alike to that before the last (tests/measured/full_device.json)."""
@@ -48,6 +49,8 @@ class AllocatorRecord:
     """Reserved bytes at the end of the phase, by "stream small" and "stream large"."""
     driver_calls: Mapping[int, DriverCalls] = field(default_factory=dict, compare=False)
     """Segments freed and allocated, by the index of the op."""
+    states: tuple[int, ...] = field(default=(), compare=False)
+    """Numbers of the allocator's states at the marked ops; equal states have equal numbers."""
 
 
 def pool_of(stream: Stream) -> str:
@@ -90,6 +93,17 @@ class Heap:
         if block is not None:
             self.allocator.free(block)
         return block
+
+    @property
+    def state(self) -> int:
+        """A number of all blocks, by which what comes is decided; equal in equal states."""
+        pools = self.allocator.pools.items()
+        return hash((
+            frozenset((name, block and block.address) for name, block in self.live.items()),
+            tuple((key, tuple((size, at) for size, at, _ in pool.free)) for key, pool in pools),
+            tuple((key, tuple(at for at, _ in pool.unmapped)) for key, pool in pools),
+            self.allocator.reserved,
+        ))
 
     @property
     def workspaces_bytes(self) -> int:
@@ -141,6 +155,7 @@ def replay(
     workspace_bytes: int = 0,
     capacity: int | None = None,
     empty_cache: PhaseName | None = None,
+    marks: Mapping[PhaseName, Container[int]] = NO_MARKS,
 ) -> Mapping[PhaseName, AllocatorRecord]:
     """Reserved and active bytes of each phase.
 
@@ -148,6 +163,7 @@ def replay(
     allocator; zsim.memory.non_torch knows both. Without a capacity nothing is released within a
     phase. With one the steady step is repeated, up to `SETTLED` times, until it calls the driver no
     more; the last counts. `empty_cache`: the phase before which torch.cuda.empty_cache is called.
+    `marks`: ops before which a record has the allocator's state, by phase.
 
     ProgramError where a buffer is allocated twice or freed without being live; DeviceFullError
     where `capacity` does not suffice.
@@ -161,7 +177,9 @@ def replay(
         replay_phase(heap, program.before(phase), SECOND)
         if empty_cache == phase:
             heap.allocator.release()
-        records[phase] = replay_phase(heap, program.phase(phase), phase)
+        records[phase] = replay_phase(
+            heap, program.phase(phase), phase, marks=marks.get(phase, ())
+        )
     for _ in range(SETTLED if capacity is not None else 0):
         if records["steady"].driver_calls:
             records["steady"] = replay_phase(heap, program.steady, "steady")
@@ -190,8 +208,11 @@ class _Peak:
             self.most_reserved = allocator.reserved
 
 
-def replay_phase(heap: Heap, ops: tuple[Op, ...], phase: str) -> AllocatorRecord:
-    """The record of `heap` over `ops`, which belong to `phase`; errors as of `replay`."""
+def replay_phase(
+    heap: Heap, ops: tuple[Op, ...], phase: str, *, marks: Container[int] = ()
+) -> AllocatorRecord:
+    """The record of `heap` over `ops`, which belong to `phase`; `marks` and errors as of `replay`.
+    """
     allocator = heap.allocator
     start, releases = allocator.reserved, allocator.num_releases
     calls, failed = dict[int, DriverCalls](), releases
@@ -199,7 +220,10 @@ def replay_phase(heap: Heap, ops: tuple[Op, ...], phase: str) -> AllocatorRecord
     peak = _Peak(allocator.active, start, allocator.allocated, heap.workspaces_bytes, start)
     # tens of thousands of events pass here
     live, allocate, free = heap.live, allocator.allocate, allocator.free
+    states = list[int]()
     for op in ops:
+        if op.index in marks:
+            states.append(heap.state)
         try:
             extra, pool = heap.workspace(op), pool_of(op.stream)
             for event in op.memory if extra is None else (extra, *op.memory):
@@ -238,5 +262,5 @@ def replay_phase(heap: Heap, ops: tuple[Op, ...], phase: str) -> AllocatorRecord
             f"{pool.stream} {'small' if pool.small else 'large'}": pool.reserved
             for pool in allocator.pools.values()
         },
-        driver_calls=calls,
+        driver_calls=calls, states=tuple(states),
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
+from zsim.engine.equal_micro_batches import repeated
 from zsim.engine.faults.arrivals import late_ranks
 from zsim.engine.faults.fault import FAULT_KINDS, Jitter
 from zsim.engine.faults.faulty_step import simulate_faulty_step, told_of
@@ -178,6 +179,18 @@ def timed(program: Program, timeline: Timeline, costs: Costs) -> StepTime:
     """The step time of a simulated `timeline`, with the band that its Run has."""
     ns = timeline.step_time_ns
     return StepTime(ns=ns, band_ns=band_ns(ns, error_bands.band(program, timeline, costs=costs)))
+
+
+def step_time_of_more(planned: Planned, *, times: int) -> StepTime | None:
+    """The step time with the fourth of the five micro-batches done `times` more, as `step_time` has
+    it of such a scenario; None where they are not alike."""
+    scenario, program = planned.scenario, validate(planned.program, memory=False)
+    costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
+    more = repeated(program, costs=costs, times=times)
+    if more is None:
+        return None
+    band = error_bands.band(program, more.timeline, costs=costs, repeated=more)
+    return StepTime(ns=more.step_time_ns, band_ns=band_ns(more.step_time_ns, band))
 
 
 def cluster_for(scenario: Scenario, device: str | None, *, preset: str = "") -> ClusterSpec:

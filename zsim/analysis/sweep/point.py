@@ -14,11 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from zsim.analysis.advice import way_of
+from zsim.analysis.assessed import figures
 from zsim.analysis.sweep.axes import changes_of
 from zsim.errors import ScenarioError, ZsimError
 from zsim.runs import metrics
-from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.tables import merged
 from zsim.version import __version__
@@ -84,8 +83,7 @@ def row_of(point: Point) -> Row:
 
 
 def _figures(scenario: Scenario) -> Row:
-    way = way_of((), planned(scenario))
-    memory, step = way.memory, way.step
+    memory, step = figures(scenario)
     assert step is not None
     low, high = step.band_ns
     trained = metrics.tokens(scenario) * scenario.world_size
