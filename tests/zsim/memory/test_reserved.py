@@ -128,6 +128,27 @@ def test_fragmentation_is_what_lies_idle_when_most_lives_and_not_when_most_is_re
     )
 
 
+@pytest.mark.parametrize("blocks", [2, 8, 32])
+def test_contiguous_inputs_of_checkpoints_leave_no_fragments(blocks: int) -> None:
+    """M_D of ZeRO-R. A block's output, the next checkpoint, goes into the hole that the block's own
+    activations leave. They do not fit into the rest of it, where two more outputs go. Preallocated,
+    all outputs lie in one piece, and the hole serves each block again."""
+    output, inside = 12 * MIB, 40 * MIB
+    apart = program(*(
+        op(i, activations(f"in.{i}", inside), Free(f"in.{i}"), activations(f"out.{i}", output))
+        for i in range(blocks)
+    ), op(blocks, *(Free(f"out.{i}") for i in range(blocks))))
+    contiguous = program(*(
+        op(i, activations(f"in.{i}", inside), Free(f"in.{i}")) for i in range(blocks)
+    ), construction=(op(0, activations("outs", blocks * output), kind="alloc"),))
+    scattered, dense = replay(apart)["steady"], replay(contiguous)["steady"]
+    holes = 1 + -(-(blocks - 1) // 3)
+    assert scattered.peak_reserved_bytes == holes * inside
+    assert scattered.fragmentation_bytes == (holes - 1) * inside - (blocks - 1) * output
+    assert dense.peak_reserved_bytes == blocks * output + inside
+    assert dense.fragmentation_bytes == 0
+
+
 def test_a_model_that_is_built_elsewhere_leaves_on_the_device_what_outlives_construction():
     made = (
         op(

@@ -114,6 +114,25 @@ def test_the_buffers_of_buckets_are_as_large_as_the_option_whatever_the_model(
     assert made == [4 * 500_000] * (1 + overlap)
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_r_s_constant_buffers_have_the_same_bytes_in_models_of_any_size(stage: int) -> None:
+    """C_B: bytes of the option reduce_bucket_size, in float32, and none of the model's."""
+    sizes = GPT["sizes"]
+    models = [{**GPT, "sizes": {**sizes, "hidden_size": width}} for width in (8, 32)]  # 13 x
+    made = [
+        [
+            event.nbytes
+            for phase in (rank.construction, rank.steady) for op in phase for event in op.memory
+            if isinstance(event, Alloc) and event.buffer.partition(":")[0] == "bucket"
+        ]
+        for model in models
+        for rank in [plan(scenario(
+            model=model, strategy={"name": f"deepspeed{stage}", "reduce_bucket_size": 60_000}
+        ), device="cpu").of_rank(0)]
+    ]
+    assert made == [[4 * 60_000]] * 2
+
+
 def test_whole_gradients_are_kept_where_they_reach_into_the_part() -> None:
     case = scenario(ranks=4)
     flat, program = flat_of(case), plan(case, device="cpu")
