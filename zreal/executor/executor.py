@@ -63,7 +63,7 @@ def execute(
         with measured.construction(model):
             made = _construct(scenario, model, ops, measured, make)
             saving = HostSaving(
-                model=model, memory=scenario.offload.saved_tensors,
+                model=model, hook=scenario.offload.saving,
                 uncounted=measured.meter.uncounted,
             )
             trainer = ProgramTrainer(scenario, ops, made, saving)

@@ -155,7 +155,6 @@ class ProgramTrainer:
             self.rank.streams.wait(op)
             return
         if saves_tensors(op):  # the hook does
-            self.rank.streams.wait(op)
             return
         if not _steps(op):
             self.rank.perform(op)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,8 @@ SAVED: dict[str, tuple[str, ...]] = {
     ),
 }
 """aten calls whose outputs a selective policy saves, by operator."""
+_AROUND: list[Callable[[], AbstractContextManager[object]]] = []
+"""Contexts around the call of a checkpoint, of which the last counts; none where it is empty."""
 
 
 def checkpointed(
@@ -41,11 +43,21 @@ def checkpointed(
 
     Of linears, only the first of each `every` is saved.
     """
-    if not save:
+    if save:
+        kept = [getattr(torch.ops.aten, name).default for kind in save for name in SAVED[kind]]
+        named = {**named, "context_fn": partial(_contexts, kept, every=every)}
+    with _AROUND[-1]() if _AROUND else nullcontext():
         return checkpoint(function, *inputs, use_reentrant=False, **named)
-    kept = [getattr(torch.ops.aten, name).default for kind in save for name in SAVED[kind]]
-    contexts = partial(_contexts, kept, every=every)
-    return checkpoint(function, *inputs, use_reentrant=False, context_fn=contexts, **named)
+
+
+@contextmanager
+def saving_inputs(around: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Inside, each checkpoint saves its inputs in a context that `around` makes."""
+    _AROUND.append(around)
+    try:
+        yield
+    finally:
+        _AROUND.pop()
 
 
 def checkpointed_whole(

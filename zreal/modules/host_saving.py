@@ -11,44 +11,61 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 
+from zreal.modules import checkpointing
+from zreal.modules.host_inputs import InputsBeside
 from zsim.ir.host_ledger import SAVED
-from zsim.models.training_options import SavedTensors
+from zsim.models.training_options import SavedTensorsHook
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class _Packed:
-    """A tensor in host memory."""
+class HostCopy:
+    """A tensor of a device in host memory."""
 
     copy: Tensor
+    device: torch.device
+
+    def back(self, *, non_blocking: bool) -> Tensor:
+        """The tensor on its device again."""
+        if self.device.type == "cpu":
+            return self.copy.clone()
+        return self.copy.to(self.device, non_blocking=non_blocking)
 
 
 @dataclass(slots=True, kw_only=True)
 class HostSaving:
-    """Tensors of `model` that are saved in host memory, and the bytes of them: now, and at most
-    since the last step."""
+    """Tensors of `model` that a `hook` saves in host memory, and the bytes of them: now, and at
+    most since the last step."""
 
     model: nn.Module
-    memory: SavedTensors
+    hook: SavedTensorsHook | None
     uncounted: Callable[[], AbstractContextManager[None]]
     """Around what is allocated here: on a CPU the meter takes it for the device's."""
     nbytes: int = 0
     peak_nbytes: int = 0
-    num_packed: int = 0
+    _given: set[int] = field(default_factory=set)
+    """Storages of the inputs of the forward that runs."""
 
     def around_forward(self, inputs: Iterable[Tensor]) -> AbstractContextManager[object]:
         """Context in which autograd saves in host memory, but for `inputs`; nothing where saved
         tensors stay on the device."""
-        if not self.memory:
+        if self.hook is None:
             return nullcontext()
-        given = {_address(tensor) for tensor in inputs}
-        return saved_tensors_hooks(lambda tensor: self._pack(tensor, given), self._unpack)
+        self._given = {_address(tensor) for tensor in inputs}
+        if self.hook.what == "checkpoint_inputs":
+            beside = InputsBeside(self._copied, pinned=self.hook.pinned)
+            return checkpointing.saving_inputs(
+                lambda: saved_tensors_hooks(partial(self._pack, beside.pack), beside.unpack)
+            )
+        unpack = partial(_unpack, non_blocking=self.hook.pinned)
+        return saved_tensors_hooks(partial(self._pack, self._copied), unpack)
 
     def held(self) -> Mapping[str, int]:
         """The most bytes at once since the last time, by their kind; nothing where there are none.
@@ -56,37 +73,33 @@ class HostSaving:
         peak, self.peak_nbytes = self.peak_nbytes, self.nbytes
         return {SAVED: peak} if peak else {}
 
-    def _pack(self, tensor: Tensor, given: set[int]) -> Tensor | tuple[torch.device, _Packed]:
-        if _address(tensor) in given or _address(tensor) in self._lives_anyway():
-            return tensor
+    def _pack(self, pack: Callable[[Tensor], object], tensor: Tensor) -> object:
+        """The result of `pack`, or the tensor itself where it lives anyway."""
+        live = (*self.model.parameters(), *self.model.buffers())
+        kept = self._given | {_address(other) for other in live} - {0}
+        return tensor if _address(tensor) in kept else pack(tensor)
+
+    def _copied(self, tensor: Tensor) -> HostCopy:
+        """A copy in host memory; of a GPU's tensor, where that is pinned, it is only begun."""
+        assert self.hook is not None
+        pinned = self.hook.pinned and tensor.device.type == "cuda"
         with self.uncounted():
-            pinned = self.memory == "pinned" and tensor.device.type == "cuda"
             copy = torch.empty(
                 tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=pinned
             )
             copy.copy_(tensor, non_blocking=pinned)
-        packed, nbytes = _Packed(copy), copy.numel() * copy.element_size()
-        self.num_packed += 1
+        made, nbytes = HostCopy(copy, tensor.device), copy.numel() * copy.element_size()
         self._change(nbytes)
-        weakref.finalize(packed, self._change, -nbytes).atexit = False
-        return tensor.device, packed
-
-    def _unpack(self, packed: Tensor | tuple[torch.device, _Packed]) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        device, own = packed
-        if device.type == "cpu":
-            return own.copy.clone()
-        return own.copy.to(device, non_blocking=self.memory == "pinned")
+        weakref.finalize(made, self._change, -nbytes).atexit = False
+        return made
 
     def _change(self, nbytes: int) -> None:
         self.nbytes += nbytes
         self.peak_nbytes = max(self.peak_nbytes, self.nbytes)
 
-    def _lives_anyway(self) -> set[int]:
-        """Addresses of the storages of parameters, as they are now, and of buffers."""
-        tensors = (*self.model.parameters(), *self.model.buffers())
-        return {_address(tensor) for tensor in tensors} - {0}
+
+def _unpack(packed: Tensor | HostCopy, *, non_blocking: bool) -> Tensor:
+    return packed.back(non_blocking=non_blocking) if isinstance(packed, HostCopy) else packed
 
 
 def _address(tensor: Tensor) -> int:

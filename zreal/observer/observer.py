@@ -65,7 +65,7 @@ def observe(
                 make(parameter.fqn for parameter in scenario.model.parameters)
             subject = SUBJECTS[scenario.strategy](scenario, model, measured.mesh, make)
         saving = HostSaving(
-            model=model, memory=scenario.offload.saved_tensors, uncounted=measured.meter.uncounted
+            model=model, hook=scenario.offload.saving, uncounted=measured.meter.uncounted
         )
         trainer = SubjectTrainer(scenario, subject, measured.recorder.settle, device, saving)
         inputs = batching.inputs_by_step(scenario, rank=rank, dtype=subject.dtype, device=device)

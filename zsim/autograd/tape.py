@@ -16,14 +16,14 @@ from zsim.autograd.aten.call import Call
 from zsim.autograd.backward_node import differentiate
 from zsim.autograd.checkpoint_regions import OperatorCalls, Region
 from zsim.autograd.gradients import Gradients
-from zsim.autograd.host_copies import SavedOnHost
+from zsim.autograd.host_copies import Crossings, InputsOnHost, SavedOnHost
 from zsim.autograd.lowering.lowered import NO_COPIES, HostCopies, Recomputed, storage_events
 from zsim.autograd.recomputation import recompute
 from zsim.autograd.storages import Storages
 from zsim.autograd.values import Values, dead_after, last_uses
 from zsim.ir.ops import Free, MemoryEvent
 from zsim.models.spec import ModelSpec
-from zsim.models.training_options import DTYPE_NBYTES, Batch, SavedTensors
+from zsim.models.training_options import DTYPE_NBYTES, Batch, SavedTensorsHook
 
 SEED = "loss:seed"
 
@@ -40,17 +40,20 @@ class Tape:
 
     in_place: InitVar[bool] = True
     values: Values = field(init=False)
-    saved: InitVar[SavedTensors] = ""
-    hook: SavedOnHost | None = field(init=False)
+    saving: InitVar[SavedTensorsHook | None] = None
+    hook: SavedOnHost | InputsOnHost | None = field(init=False)
     """The hook that takes saved tensors to host memory."""
     framed: frozenset[str] = frozenset()
     """Values of the running module that only an operator's drop frees, not their last use."""
 
-    def __post_init__(self, in_place: bool, saved: SavedTensors) -> None:
+    def __post_init__(self, in_place: bool, saving: SavedTensorsHook | None) -> None:
         storages, nbytes = Storages(), dict[str, int]()
         gradients = Gradients(storages=storages, nbytes=nbytes, in_place=in_place)
         self.values = Values(gradients=gradients, storages=storages, nbytes=nbytes)
-        self.hook = SavedOnHost(self.values, saved) if saved else None
+        self.hook = None
+        if saving is not None:
+            kind = SavedOnHost if saving.what == "saved_tensors" else InputsOnHost
+            self.hook = kind(Crossings(self.values, saving.pinned))
 
     def know_parameters(self, model: ModelSpec, *, dtype: str, casts_once: bool = False) -> None:
         """Learn the parameters that several operators use, and the bytes of their gradients.
@@ -112,7 +115,7 @@ class Tape:
                 self.values.hold(step.region.inputs)
             else:
                 hook.pack_inputs(step.region)
-        pack = None if hook is None else hook.pack_call
+        pack = hook.pack_call if isinstance(hook, SavedOnHost) else None
         for call in step.calls:
             if not call.from_cache:
                 self.values.make(call, saving=step.region is None, keeping=step.cached, pack=pack)
@@ -185,11 +188,11 @@ class Tape:
                 if step.region is not None:
                     if self._differentiate_in(step.region, call):
                         recomputed.append(step.region)
-                elif self.hook is None:
-                    differentiate(self.values, call, call)
-                else:
+                elif isinstance(self.hook, SavedOnHost):
                     saved = self.hook.unpacked(call)
                     differentiate(self.values, call, saved, unpacked=True)
+                else:
+                    differentiate(self.values, call, call)
         return recomputed
 
     def _differentiate_in(self, region: Region, call: Call) -> bool:

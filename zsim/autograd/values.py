@@ -30,6 +30,12 @@ class Values:
             if value in self.nbytes:
                 self.storages.hold(value)
 
+    def know_again(self, name: str, source: str, nbytes: int) -> None:
+        """`name` is another tensor with the data of `source`."""
+        self.nbytes[name] = nbytes
+        if self.wants(source):
+            self.needs_gradient.add(name)
+
     def drop(self, call: Call) -> None:
         """Release the values that `call` lets go of."""
         for value in call.drops:

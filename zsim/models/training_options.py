@@ -76,8 +76,17 @@ class Optimizer:
     """The global norm to which gradients are clipped before each step; 0 for none."""
 
 
-SavedTensors = Literal["", "pinned", "pageable"]
-"""Memory of the host that saved tensors are copied to; "": they stay on the device."""
+OffloadedActivations = Literal["saved_tensors", "checkpoint_inputs"]
+"""Activations that a hook takes to host memory: every tensor that autograd saves, or the inputs of
+checkpointed blocks alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedTensorsHook:
+    """The hook on saved tensors: what it takes, and whether the host's side of copies is pinned."""
+
+    what: OffloadedActivations
+    pinned: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +100,8 @@ class Offload:
 
     optimizer: Literal["cpu", "nvme"] | None = None
     parameters: Literal["cpu", "nvme"] | None = None
-    activations: Literal["saved_tensors"] | None = None
-    """Tensors that autograd saves for backward, inputs of checkpointed blocks among them."""
+    activations: OffloadedActivations | None = None
+    """Activations that a hook on autograd's saved tensors takes to host memory."""
     pin_memory: bool = True
     adam: Literal["torch", "deepspeed"] = "torch"
     buffer_count: int = 4
@@ -110,11 +119,11 @@ class Offload:
         return 1 + self.pipeline_read + self.pipeline_write
 
     @property
-    def saved_tensors(self) -> SavedTensors:
-        """The host memory for tensors that autograd saves."""
-        if not self.activations:
-            return ""
-        return "pinned" if self.pin_memory else "pageable"
+    def saving(self) -> SavedTensorsHook | None:
+        """The hook on saved tensors; None where these stay on the device."""
+        if self.activations is None:
+            return None
+        return SavedTensorsHook(what=self.activations, pinned=self.pin_memory)
 
     @property
     def states(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from zsim.cluster.cluster import ClusterSpec
 from zsim.io.units import counted, format_bytes
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import HostAlloc
+from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import ON_DEVICE, Offload, Optimizer, Precision
 from zsim.strategies import STRATEGIES
@@ -23,7 +24,7 @@ OWN_OPTION = ("fsdp2", "hsdp")
 
 def problems(
     offload: Offload, *, strategy: str, mesh: Mesh, optimizer: Optimizer, precision: Precision,
-    model: ModelSpec, options: Any, cluster: ClusterSpec,
+    model: ModelSpec, checkpointing: Checkpointing, options: Any, cluster: ClusterSpec,
 ) -> Iterator[str]:
     """The reasons for which `strategy` cannot train so."""
     if offload == ON_DEVICE:
@@ -33,6 +34,8 @@ def problems(
         if state not in able:
             yield f"offload.{state}: {_unable(strategy, state)}"
     yield from model_problems(offload, model)
+    if offload.activations == "checkpoint_inputs":
+        yield from _checkpoint_inputs(offload, checkpointing)
     if not offload.optimizer:
         kept = Offload(activations=offload.activations, pin_memory=offload.pin_memory)
         if not offload.activations or offload != kept:
@@ -74,6 +77,19 @@ def model_problems(offload: Offload, model: ModelSpec) -> Iterator[str]:
         yield (
             "offload.activations: expected a preset, a family or a config.json, found a traced "
             "model, which does not tell which tensors autograd saves"
+        )
+
+
+def _checkpoint_inputs(offload: Offload, checkpointing: Checkpointing) -> Iterator[str]:
+    """Inputs of checkpoints where blocks are none, or copies that no compute is beside."""
+    if checkpointing.mode == "none" or checkpointing.recompute:
+        yield (
+            'offload.activations: expected activation_checkpointing.mode = "full", or "selective" '
+            'with `save`, for inputs of blocks, found "checkpoint_inputs" without'
+        )
+    if not offload.pin_memory:
+        yield (
+            "offload.pin_memory: expected true, for copies that run beside compute, found false"
         )
 
 

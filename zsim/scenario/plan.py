@@ -54,7 +54,7 @@ def training(
         checkpointing=scenario.checkpointing,
         autocast=scenario.precision.autocast,
         unit_hooks=strategy.unit_hooks,
-        saved=scenario.offload.saved_tensors,
+        saving=scenario.offload.saving,
     )
     return Training(
         model=model,

@@ -208,8 +208,8 @@ def _offload(parts: Any) -> Iterator[str]:
     """States that a strategy cannot offload, or that make no sense in host memory."""
     yield from offload_checks.problems(
         parts.offload, strategy=parts.strategy, mesh=parts.mesh, optimizer=parts.optimizer,
-        precision=parts.precision, model=parts.model, options=parts.options,
-        cluster=parts.cluster,
+        precision=parts.precision, model=parts.model, checkpointing=parts.checkpointing,
+        options=parts.options, cluster=parts.cluster,
     )
 
 
@@ -227,7 +227,8 @@ REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _master: ("precision", "strategy"),
     _execution: ("execution", "cluster", "model", "precision"),
     _offload: (
-        "offload", "strategy", "mesh", "optimizer", "precision", "model", "options", "cluster"
+        "offload", "strategy", "mesh", "optimizer", "precision", "model", "checkpointing",
+        "options", "cluster",
     ),
     _huggingface: ("model", "batch", "precision", "checkpointing", "wrapping"),
     _traced: ("model", "batch", "precision", "checkpointing", "strategy"),

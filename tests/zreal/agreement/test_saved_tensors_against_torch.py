@@ -17,23 +17,26 @@ import zsim
 from tests.support.agreement import inexact
 from zreal.modules.host_saving import HostSaving
 from zsim.ir.host_ledger import SAVED, replay_host
+from zsim.models.training_options import SavedTensorsHook
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
 FULL = 'activation_checkpointing = { mode = "full" }'
 BF16 = 'precision = { parameters = "bf16", reduce = "fp32" }'
+INPUTS = "checkpoint_inputs"
 AUTOCAST = 'precision = { parameters = "fp32", reduce = "fp32", autocast = "bf16" }'
 
 
 def scenario(
-    strategy: str, model: str = "gpt-tiny", *more: str, offload: str = "", ranks: int = 2
+    strategy: str, model: str = "gpt-tiny", *more: str, offload: str = "", ranks: int = 2,
+    what: str = "saved_tensors",
 ) -> Scenario:
     text = "\n".join([
         f'model.preset = "{model}"', "batch.micro_batch = 2",
         f'batch.sequence_length = {1 if "mlp" in model else 32}',
         f'cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}',
         f'strategy = {{ name = "{strategy}" }}',
-        f'offload = {{ activations = "saved_tensors"{offload} }}', *more,
+        f'offload = {{ activations = "{what}"{offload} }}', *more,
     ])
     return parse(text.encode(), where="saved.toml")
 
@@ -50,6 +53,10 @@ def scenario(
     scenario("zero_redundancy", "llama-tiny"),
     scenario("zero1", "gpt-tiny", "batch.accumulation = 2"),
     scenario("zero3", "gpt-tiny", FULL, BF16, offload=', optimizer = "cpu", parameters = "cpu"'),
+    scenario("fsdp2", "llama-tiny", FULL, BF16, what=INPUTS),
+    scenario("ddp", "gpt-tiny", FULL, "batch.accumulation = 2", what=INPUTS),
+    scenario("fsdp1", "mlp-tiny", FULL, what=INPUTS),
+    scenario("zero2", "gpt-tiny", FULL, what=INPUTS, offload=', optimizer = "cpu"'),
 ], ids=lambda case: f"{case.strategy}-{case.model.name}")
 def test_saved_tensors_are_on_the_host_as_predicted(case: Scenario) -> None:
     assert inexact(case) == []
@@ -57,9 +64,10 @@ def test_saved_tensors_are_on_the_host_as_predicted(case: Scenario) -> None:
     assert replay_host(program)["steady"].saved_bytes > 0
 
 
-def test_ranks_train_with_saved_tensors_on_the_host_as_one_process_without() -> None:
+def test_ranks_train_with_inputs_of_checkpoints_on_the_host_as_one_process_without() -> None:
     """The check of kinds sees the host's bytes."""
-    comparison = zsim.validate(scenario("fsdp2", "gpt-tiny", FULL), against="gloo")
+    case = scenario("fsdp2", "gpt-tiny", FULL, what=INPUTS)
+    comparison = zsim.validate(case, against="gloo")
     assert comparison.ok, str(comparison)
     assert {"order", "bytes", "memory", "numerics"} <= set(comparison.agreement.checked)
     kinds = next(check for check in comparison.checks if check.name == "memory by kind")
@@ -77,7 +85,7 @@ def test_torch_s_own_hook_copies_parameters_and_inputs_too() -> None:
 
         def counting(tensor: torch.Tensor) -> object:
             result = pack(tensor)
-            copied = isinstance(result, tuple)
+            copied = not isinstance(result, torch.Tensor)
             sizes.append(tensor.numel() if copied else 0)
             return result
 
@@ -86,7 +94,8 @@ def test_torch_s_own_hook_copies_parameters_and_inputs_too() -> None:
             nn.functional.gelu(linear(x)).sum().backward()
         return sum(sizes)
 
-    own = HostSaving(model=linear, memory="pinned", uncounted=nullcontext)
+    hook = SavedTensorsHook(what="saved_tensors")
+    own = HostSaving(model=linear, hook=hook, uncounted=nullcontext)
     context = own.around_forward([x])
     assert isinstance(context, torch.autograd.graph.saved_tensors_hooks)
     assert packed(save_on_cpu(pin_memory=True)) == 40 + 64 + 40

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 
+from zsim.autograd.host_copies import KEPT
 from zsim.autograd.lowering.lower_model import lower
 from zsim.autograd.lowering.lower_module import lower_each
 from zsim.engine.host_work import PAGEABLE_SHARE
@@ -20,6 +21,7 @@ from zsim.ir.program import Program
 from zsim.ir.program import parse as parse_program
 from zsim.memory.fits import assess
 from zsim.models.checkpointing import Checkpointing
+from zsim.models.training_options import SavedTensorsHook
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.keys.elsewhere import ELSEWHERE
@@ -28,6 +30,7 @@ from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies import STRATEGIES
 
 SAVED = 'activations = "saved_tensors"'
+INPUTS = 'activations = "checkpoint_inputs"'
 ABLE = [name for name in STRATEGIES if "activations" in STRATEGIES[name].offloadable]
 MESHES = {"hsdp": ", dp_replicate = 2, dp_shard = 4"}
 
@@ -85,6 +88,56 @@ def test_of_checkpointed_blocks_only_inputs_go_there() -> None:
         assert sent[f"blocks.{block}:saved_tensors"] == [16 * 64 * 2]
 
 
+@pytest.mark.parametrize("strategy", ABLE)
+def test_inputs_of_checkpoints_cross_but_for_the_last_which_stay(strategy: str) -> None:
+    """bf16 in 4 blocks of width 64, 16 tokens. Two inputs are on the device when backward begins;
+    the others return, each while the block after theirs is recomputed."""
+    program = plan(
+        scenario(strategy, INPUTS, checkpointing="full", accumulation=2), device="cuda"
+    )
+    program_laws.require_lawful(program, where="inputs")
+    assert parse_program(str(program)) == program
+    each, rank = 16 * 64 * 2, program.of_rank(0)
+    assert crossed(program, "to_host") == [each] * 2 * 4
+    assert crossed(program, "to_device") == [each] * 2 * (4 - KEPT)
+    host = replay_host(rank)["steady"]
+    assert (host.saved_bytes, host.end_bytes) == (4 * each, 0)
+    returns = [(op.unit, op.stream) for op in copies(program) if op.kernels][4:6]
+    assert returns == [(f"blocks.{2 - n}:saved_tensors", "to_device") for n in range(2)]
+
+
+def test_between_forward_and_backward_the_device_keeps_the_last_inputs() -> None:
+    ranks = [
+        plan(scenario("ddp", offload, checkpointing="full"), device="cuda").of_rank(0)
+        for offload in ("", INPUTS)
+    ]
+    kept, left = (
+        next(part.start_bytes for part in replay(rank)["steady"].parts if part.name == "backward")
+        for rank in ranks
+    )
+    assert kept - left == (4 - KEPT) * 16 * 64 * 2
+
+
+def test_copies_beside_compute_hide_until_the_link_is_slower_than_a_block() -> None:
+    """Copies to the host and back on a slow link are what the step takes, and compute at most."""
+    sizes = {"model": "gpt-2-124m", "tokens": 1024, "micro_batch": 4, "checkpointing": "full"}
+    kept, beside, between = (
+        scenario("ddp", offload, **sizes) for offload in ("", INPUTS, SAVED)
+    )
+    hidden = step_ns(beside) - step_ns(kept)
+    assert hidden < 0.02 * step_ns(kept) < step_ns(between) - step_ns(kept)
+    slow = replace(
+        kept.cluster, links=replace(
+            kept.cluster.links, host=replace(kept.cluster.links.host, bandwidth=10**9)
+        )
+    )
+    on_slow = step_ns(beside.with_parts(cluster=slow))
+    for direction in ("to_host", "to_device"):
+        nbytes = sum(crossed(plan(beside, device="cuda"), direction))
+        assert on_slow > nbytes * 2
+    assert on_slow < 2 * sum(crossed(plan(beside, device="cuda"), "to_")) + step_ns(kept)
+
+
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_between_forward_and_backward_the_device_has_the_loss_alone(checkpointing: str) -> None:
     program = plan(scenario("ddp", checkpointing=checkpointing), device="cuda").of_rank(0)
@@ -134,18 +187,21 @@ def test_a_host_without_room_is_the_verdict_s_though_the_device_fits() -> None:
 
 def test_blocks_lowered_once_save_as_blocks_lowered_each() -> None:
     model, batch = scenario(more="model.num_layers = 4").model, scenario().batch
+    hook = SavedTensorsHook(what="saved_tensors")
     for checkpointing in (Checkpointing(), Checkpointing(mode="full")):
         ways = {"batch": batch, "dtype": "float32", "checkpointing": checkpointing}
         alone = lower_each(
-            model, **ways, checkpointed=checkpointing.applies_to(model), saved="pinned"
+            model, **ways, checkpointed=checkpointing.applies_to(model), saving=hook
         )
-        assert lower(model, **ways, saved="pinned") == alone
+        assert lower(model, **ways, saving=hook) == alone
 
 
 @pytest.mark.parametrize(("strategy", "offload", "refusal"), [
     ("deepspeed2", SAVED, "offload.activations: expected one of the strategies ddp, zero1"),
     ("ddp", f"{SAVED}, buffer_count = 8", 'expected with offload.optimizer = "cpu"'),
     ("ddp", 'activations = "nvme"', "offload.activations: expected"),
+    ("ddp", INPUTS, 'expected activation_checkpointing.mode = "full"'),
+    ("ddp", f"{INPUTS}, pin_memory = false", "offload.pin_memory: expected true"),
 ])
 def test_what_saves_no_tensors_on_the_host_is_refused(
     strategy: str, offload: str, refusal: str

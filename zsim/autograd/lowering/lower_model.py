@@ -31,7 +31,7 @@ from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.operators import Operator
 from zsim.models.repeats import repeats
 from zsim.models.spec import ModelSpec, Module
-from zsim.models.training_options import Batch, Device, SavedTensors
+from zsim.models.training_options import Batch, Device, SavedTensorsHook
 
 Pattern = tuple[tuple[object, ...], ...]
 
@@ -46,13 +46,13 @@ def lower(
     checkpointing: Checkpointing = NO_CHECKPOINTING,
     autocast: str = "none",
     unit_hooks: UnitHooks = "fully_shard",
-    saved: SavedTensors = "",
+    saving: SavedTensorsHook | None = None,
 ) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and
     backward; a TracedModel brings its own.
 
     `unit_hooks`: those of the strategy. FSDP1's views of parameters are not leaves of autograd, so
-    that autocast does not cache casts of them. Tensors `saved` for backward may be in host memory.
+    that autocast does not cache casts of them. A hook may be `saving` tensors in host memory.
     The result equals `lower_module.lower_each`'s, which lowers every module by itself.
     """
     if isinstance(model, TracedModel):
@@ -65,9 +65,10 @@ def lower(
         lower_module.lower_each,
         batch=batch, dtype=dtype, casts_input=casts_input, device=device,
         checkpointing=checkpointing, checkpointed=checkpointed, autocast=autocast,
-        leaves=unit_hooks != "fsdp1_views", saved=saved,
+        leaves=unit_hooks != "fsdp1_views", saving=saving,
     )
-    if repeats(model) or model.nested:
+    far = saving is not None and saving.what == "checkpoint_inputs"  # blocks free others' inputs
+    if repeats(model) or model.nested or far:
         return lower_each(model)
     runs = list(_runs(model.modules, checkpointed, frozen=model.frozen))
     kept = [module for run in runs for module in (run if len(run) < 4 else (*run[:2], run[-1]))]

@@ -31,7 +31,7 @@ from zsim.autograd.tape import SEED, Tape, summed
 from zsim.ir.ops import Free, MemoryEvent
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import ModelSpec, Parameter
-from zsim.models.training_options import Batch, Device, SavedTensors
+from zsim.models.training_options import Batch, Device, SavedTensorsHook
 
 
 def lower_each(
@@ -45,7 +45,7 @@ def lower_each(
     checkpointed: frozenset[str] = frozenset(),
     autocast: str = "none",
     leaves: bool = True,
-    saved: SavedTensors = "",
+    saving: SavedTensorsHook | None = None,
 ) -> tuple[LoweredModule, ...]:
     """Every module of `model` with the kernels and memory events of one micro-batch's forward and
     backward.
@@ -53,11 +53,11 @@ def lower_each(
     `casts_input`: a floating-point model input is cast to `dtype` first and the copy kept as long
     as autograd needs it. Modules in `checkpointed` recompute what `checkpointing` says. `autocast`
     is the dtype of torch.autocast around forward, and caches casts of parameters that are `leaves`.
-    Tensors `saved` for backward may be in host memory.
+    A hook may be `saving` tensors in host memory.
     The loss is freed with the last event of the last backward, that of the first module that has
     one, as in `loss.backward(); del loss`.
     """
-    tape = Tape(in_place=device == "cuda", saved=saved)
+    tape = Tape(in_place=device == "cuda", saving=saving)
     tape.know_parameters(model, dtype=dtype, casts_once=autocast != "none" and leaves)
     uncached = (
         model.frozen if leaves else frozenset([parameter.fqn for parameter in model.parameters])
@@ -66,7 +66,7 @@ def lower_each(
     parts = list(parts_of(model, make, dtype=dtype))
     for block in blocks(parts):
         if block[0].block in checkpointed:
-            cut_regions(block, checkpointing, packs=bool(saved))
+            cut_regions(block, checkpointing, packs=saving is not None)
     forward = _Forward(tape, model, parts, batch=batch, dtype=dtype, casts_input=casts_input)
     ran = list(forward.run())
     let_go = {each.part.module.fqn: tape.let_go(each.part.steps) for each in ran}

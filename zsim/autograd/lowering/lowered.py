@@ -79,10 +79,18 @@ def storage_events(tape: Iterable[TapeEvent]) -> list[MemoryEvent]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCopies:
     """Copies of saved tensors over the link: to the host, which allocates them, or to the device.
+
+    - `beside` compute, on streams of their own, in front of the forward or backward; then `memory`
+      has the device's allocations. Else behind the forward, or in front of the backward, which has
+      the allocations itself.
+    - `awaits`: compute waits for a copy that was begun earlier.
     """
 
     kernels: tuple[Kernel, ...] = ()
     host: tuple[HostEvent, ...] = ()
+    memory: tuple[MemoryEvent, ...] = ()
+    beside: bool = False
+    awaits: bool = False
 
 
 NO_COPIES: Final = HostCopies()

@@ -12,11 +12,11 @@ ELSEWHERE: Mapping[str, str] = {
     "activation_checkpointing.partition_activations": (
         "DeepSpeed partitions over ranks of tensor parallelism, which scenarios have none of yet; "
         "no library partitions over data-parallel ranks, whose activations are of other samples; "
-        'use offload.activations = "saved_tensors"'
+        'use offload.activations = "checkpoint_inputs"'
     ),
     "activation_checkpointing.contiguous_memory_optimization": _WITH_PARTITION,
     "activation_checkpointing.number_checkpoints": _WITH_PARTITION,
     "activation_checkpointing.cpu_checkpointing": (
-        'this is offload.activations = "saved_tensors"'
+        'this is offload.activations = "checkpoint_inputs"'
     ),
 }

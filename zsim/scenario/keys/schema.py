@@ -217,8 +217,8 @@ TABLES: Mapping[str, Any] = {
             ),
             "parameters": _key("Place of zero3's shards of parameters; nvme with both there."),
             "activations": _key(
-                "Tensors that autograd saves for backward, inputs of checkpointed blocks among "
-                "them, go to host memory, as by torch.autograd.graph.save_on_cpu."
+                "Activations in host memory: all that autograd saves, as by torch's save_on_cpu; "
+                "or inputs of checkpointed blocks, copied beside compute as by torchtune's hook."
             ),
             "pin_memory": _key(
                 "The host's side of copies is pinned: they are faster, and run beside compute."

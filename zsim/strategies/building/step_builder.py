@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
+from zsim.autograd.host_copies import KEPT
 from zsim.autograd.lowering.lowered import HostCopies
 from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh
@@ -26,6 +28,10 @@ class StepBuilder:
 
     ops: list[Op] = field(default_factory=list)
     parts: list[StepPart] = field(default_factory=list)
+    _sent: list[int] = field(default_factory=list)
+    """Copies of checkpoints' inputs to the host whose backward is yet to come."""
+    _fetched: list[int] = field(default_factory=list)
+    """Copies of checkpoints' inputs to the device."""
 
     def begin(self, part: PartName, *, micro_batch: int = 0) -> None:
         """Begin a part of the step: all ops from here on belong to it."""
@@ -63,16 +69,44 @@ class StepBuilder:
 
 
     def copy_saved(self, unit: str, copies: HostCopies, *, micro_batch: int) -> None:
-        """Copy saved tensors of a module: to the host behind its forward, or to the device in front
-        of its backward. The host waits for copies of pageable memory; others are compute's next.
+        """Copy saved tensors of a module between compute: to the host behind its forward, to the
+        device in front of its backward. The host waits for copies of pageable memory.
         """
-        if not copies.kernels:
-            return
-        pageable = copies.kernels[-1].operator.endswith(PAGEABLE)
-        before = [op.index for op in self.ops if op.stream == "compute"][-1:] if pageable else []
-        self.issue(
-            "copy", Buffer.of(unit, SAVED_TENSORS), stream="host" if pageable else "compute",
-            waits=before, micro_batch=micro_batch, kernels=copies.kernels, host=copies.host,
+        if copies.kernels and not copies.beside:
+            pageable = copies.kernels[-1].operator.endswith(PAGEABLE)
+            self._copy(unit, copies, "host" if pageable else "compute", micro_batch)
+
+    def save_inputs(self, unit: str, copies: HostCopies, *, micro_batch: int) -> list[int]:
+        """Begin to copy inputs of a checkpoint to the host, in front of its forward. Returns the
+        copies after which that may free others."""
+        if not copies.beside:
+            return []
+        if copies.host:
+            self._sent.append(self._copy(unit, copies, "to_host", micro_batch))
+        return [self._sent[-1 - KEPT]] if copies.awaits else []
+
+    def fetch_inputs(self, unit: str, copies: HostCopies, *, micro_batch: int) -> list[int]:
+        """Begin to fetch inputs for a later backward, in front of this one. Returns the copies
+        after which this one has its own, and may free them."""
+        if not (copies.beside and copies.awaits):
+            return []
+        waits = [self._sent.pop(), *self._fetched[-1:]]
+        if copies.kernels:
+            self._fetched.append(self._copy(unit, copies, "to_device", micro_batch))
+        elif copies.host:
+            self.issue(
+                "free", Buffer.of(unit, SAVED_TENSORS), stream="host", micro_batch=micro_batch,
+                host=copies.host,
+            )
+        return waits
+
+    def _copy(self, unit: str, copies: HostCopies, stream: Stream, micro_batch: int) -> int:
+        """A copy of saved tensors; on another stream than compute behind what is there."""
+        before = (op.index for op in reversed(self.ops) if op.stream == "compute")
+        return self.issue(
+            "copy", Buffer.of(unit, SAVED_TENSORS), stream=stream,
+            waits=[] if stream == "compute" else list(islice(before, 1)),
+            micro_batch=micro_batch, kernels=copies.kernels, memory=copies.memory, host=copies.host,
         )
 
 

@@ -94,7 +94,12 @@ class FlatBufferStep:
     def forward(self, module: LoweredModule) -> None:
         """Compute with the parameters of the module, which must be gathered."""
         memory = forward_memory(self.model.training, module)
-        self._issue_compute("forward", module, kernels=module.forward.kernels, memory=memory)
+        waits = self.step.save_inputs(
+            module.unit, module.forward.copies, micro_batch=self.micro_batch
+        )
+        self._issue_compute(
+            "forward", module, kernels=module.forward.kernels, memory=memory, waits=waits
+        )
         self.step.copy_saved(module.unit, module.forward.copies, micro_batch=self.micro_batch)
 
     def backward(self, module: LoweredModule) -> None:
@@ -107,11 +112,17 @@ class FlatBufferStep:
         ]
         recomputation, memory = until_recomputed(self._backward_memory(module, missing))
         self.step.copy_saved(module.unit, module.backward.copies, micro_batch=self.micro_batch)
+        waits = self.step.fetch_inputs(
+            module.unit, module.backward.copies, micro_batch=self.micro_batch
+        )
         # cheap ones are kernels of no weight, and make memory all the same
         if module.recompute or recomputation:
-            self._issue_compute("recompute", module, kernels=module.recompute, memory=recomputation)
+            self._issue_compute(
+                "recompute", module, kernels=module.recompute, memory=recomputation, waits=waits
+            )
         self._issue_compute(
-            "backward", module, kernels=self._backward_kernels(module, missing), memory=memory
+            "backward", module, kernels=self._backward_kernels(module, missing), memory=memory,
+            waits=waits,
         )
 
     def _backward_kernels(
@@ -130,7 +141,7 @@ class FlatBufferStep:
 
     def _issue_compute(
         self, kind: OpKind, module: LoweredModule, *, kernels: tuple[Kernel, ...],
-        memory: Iterable[MemoryEvent],
+        memory: Iterable[MemoryEvent], waits: Iterable[int] = (),
     ) -> None:
         backward = kind != "forward"
         reads = tuple(
@@ -140,7 +151,7 @@ class FlatBufferStep:
         index = self.step.issue(
             kind, module.unit,
             waits=(
-                *(self._gathered[fqn] for fqn in reads),
+                *waits, *(self._gathered[fqn] for fqn in reads),
                 *(self._added_to(module) if backward else ()),
             ),
             micro_batch=self.micro_batch, reads=reads, kernels=kernels, memory=memory,

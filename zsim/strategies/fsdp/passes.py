@@ -112,6 +112,9 @@ class Passes(StepBuilder):
             held.insert(0, memory.pop())
         if module.forward == NOTHING:  # of a block that does nothing before or after a unit in it
             return held
+        self.waits += self.save_inputs(
+            module.unit, module.forward.copies, micro_batch=self.micro_batch
+        )
         self._compute("forward", module, kernels=module.forward.kernels, memory=memory)
         self.copy_saved(module.unit, module.forward.copies, micro_batch=self.micro_batch)
         return held
@@ -168,6 +171,9 @@ class Passes(StepBuilder):
             self.loss += ended
         again, memory = recomputed_in_turn(self.gradients.events(tape, self.live), module.recompute)
         self.copy_saved(module.unit, module.backward.copies, micro_batch=self.micro_batch)
+        self.waits += self.fetch_inputs(
+            module.unit, module.backward.copies, micro_batch=self.micro_batch
+        )
         for stretch in again:
             # cheap ones are kernels of no weight, and make memory all the same
             if stretch.kernels or stretch.memory:

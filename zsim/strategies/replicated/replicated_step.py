@@ -113,9 +113,12 @@ class ReplicatedStep:
             made = [Alloc(f"{loss.buffer}.copy", "temporaries", loss.nbytes) for loss in losses]
             index = len(list(storage_events(module.forward.memory)))
             memory[index:index] = [*made, *(Free(copy.buffer) for copy in made)]
+        waits = self.step.save_inputs(
+            module.unit, module.forward.copies, micro_batch=self.micro_batch
+        )
         self._compute = self.step.issue(
             "forward", module.unit, micro_batch=self.micro_batch, kernels=module.forward.kernels,
-            memory=memory,
+            memory=memory, waits=waits,
         )
         self.step.copy_saved(module.unit, module.forward.copies, micro_batch=self.micro_batch)
 
@@ -131,17 +134,21 @@ class ReplicatedStep:
         )
         recomputation, memory = until_recomputed(tape)
         self.step.copy_saved(module.unit, module.backward.copies, micro_batch=self.micro_batch)
+        waits = self.step.fetch_inputs(
+            module.unit, module.backward.copies, micro_batch=self.micro_batch
+        )
         # cheap ones are kernels of no weight, and make memory all the same
         if module.recompute or recomputation:
             self.step.issue(
                 "recompute", module.unit, micro_batch=self.micro_batch, kernels=module.recompute,
-                memory=recomputation,
+                memory=recomputation, waits=waits,
             )
         kernels = (
             self.model.adding_kernels[module.fqn] if self.micro_batch else module.backward.kernels
         )
         self._compute = self.step.issue(
-            "backward", module.unit, micro_batch=self.micro_batch, kernels=kernels, memory=memory
+            "backward", module.unit, micro_batch=self.micro_batch, kernels=kernels, memory=memory,
+            waits=waits,
         )
 
     def _born(
