@@ -10,12 +10,14 @@ from zsim.cli import arguments
 
 CONFIGS = ("accelerate", "deepspeed", "megatron", "nanotron", "torchtitan", "transformers")
 """Kinds of configs that `zsim import` reads, besides traces."""
+EXPORTS = ("accelerate", "chakra", "deepspeed", "fully_shard", "torchtitan")
 SHELLS = ("bash", "zsh", "fish")
 
 
 def add(commands: Any) -> None:
     """Add each command to the parsers of `commands`."""
     _import(commands)
+    _export(commands)
     _new(commands)
     _diff(commands)
     doctor = commands.add_parser(
@@ -29,6 +31,19 @@ def add(commands: Any) -> None:
     )
     completion.add_argument("shell", choices=SHELLS, help='eval "$(zsim completion bash)"')
     completion.set_defaults(json=False)
+
+
+def _export(commands: Any) -> None:
+    writing = commands.add_parser(
+        "export", help="write a scenario as another tool's config", allow_abbrev=False
+    )
+    writing.add_argument("kind", choices=EXPORTS, help="the tool; fully_shard is Python")
+    writing.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
+    writing.add_argument(
+        "-o", "--out", metavar="FILE", type=arguments.path, default=None,
+        help="the file to write (default: print it); of chakra the prefix of a file a rank",
+    )
+    arguments.json_option(writing)
 
 
 def _new(commands: Any) -> None:

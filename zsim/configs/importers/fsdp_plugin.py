@@ -124,7 +124,7 @@ def _wrapping(fsdp: ConfigKeys, draft: Draft, *, policy: str, second: bool) -> N
     elif second and draft.ends_can_be_apart:
         draft.put("wrapping.ends", "apart")
         draft.notes.assume("embedding, and last norm with head, are units of their own, as "
-                           "accelerate 1.15 makes them")
+                           "accelerate 1.15 makes them; it keeps the latter whole in backward")
     elif second:
         draft.notes.assume("embedding, last norm and head belong to the root's unit, since this "
                            "model cannot have them apart")

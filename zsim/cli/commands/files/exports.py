@@ -1,0 +1,43 @@
+"""`zsim export`: a scenario as a config of another tool, or as its input."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from zsim.cli.inputs import UsageError, load_one
+from zsim.cli.reports import report
+from zsim.configs.writing import export_config
+from zsim.io import files
+
+
+def exported(options: argparse.Namespace) -> int:
+    """`zsim export KIND SCENARIO`: 0 where the scenario has a config of that kind."""
+    scenario = load_one(options.scenario)
+    result = export_config(scenario, options.kind)
+    several = set(result.files) != {""}
+    if several and not options.out:
+        raise UsageError(
+            where="-o", expected=f"a prefix of {len(result.files):,} files", found="none"
+        )
+    targets = {
+        name: Path(f"{options.out}.{name}" if name else options.out) for name in result.files
+    } if options.out else {}
+    for target in targets.values():
+        files.require(target, option="-o", apart_from=[Path(options.scenario)])
+    for name, target in targets.items():
+        files.write(target, result.files[name])
+    if options.json:
+        report.write_json({
+            "kind": result.kind, "unsaid": list(result.unsaid),
+            "files": list(map(str, targets.values())) if targets else [],
+            "text": None if several else result.text,
+        })
+    elif not targets:
+        for line in result.text.splitlines():
+            report.say(line)
+    for key in result.unsaid:
+        report.note(f"not in a config of {result.kind}: {key}")
+    for target in list(targets.values())[-1:]:
+        report.wrote(target, f", and {len(targets) - 1:,} more" if several else "")
+    return 0

@@ -1,0 +1,74 @@
+"""The result of an export: text or bytes of files, and what of the scenario they do not say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from zsim.errors import ScenarioError
+from zsim.scenario.scenario import Scenario
+
+ELSEWHERE = ("model", "cluster", "batch.sequence_length")
+"""Keys that a script or a launcher has, and no config."""
+NO_TRAINING = ("description", "expect", "lint", "steps", "seed", "checkpoint")
+"""Keys that tell nothing of how a model is trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """Files by their names, "" for the only one, and what they do not say of the scenario."""
+
+    kind: str
+    files: Mapping[str, str | bytes]
+    unsaid: tuple[str, ...]
+    """Keys of the scenario that the kind has no words for, with a reason where there is one."""
+
+    @property
+    def text(self) -> str:
+        """The text of the only file."""
+        (content,) = self.files.values()
+        return content if isinstance(content, str) else content.decode()
+
+
+@dataclass(slots=True)
+class Said:
+    """Keys of a scenario that an exporter has said; the others are told."""
+
+    scenario: Scenario
+    keys: set[str] = field(default_factory=set)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def say(self, *keys: str) -> None:
+        """Note that the config says these keys."""
+        self.keys |= set(keys)
+
+    def but(self, key: str, reason: str) -> None:
+        """Note that the config says `key` otherwise, and why."""
+        self.reasons[key] = reason
+
+    def unsaid(self) -> tuple[str, ...]:
+        """Keys that were written in the scenario and not said."""
+        left = [
+            key for key in _keys(self.scenario.tables)
+            if not any(key == said or key.startswith(f"{said}.") for said in self.keys)
+            and not any(key.partition(".")[0] == out for out in NO_TRAINING)
+        ]
+        told = [f"{key}: {self.reasons.pop(key)}" if key in self.reasons else key for key in left]
+        return (*told, *(f"{key}: {reason}" for key, reason in self.reasons.items()))
+
+
+def _keys(tables: Mapping[str, object], prefix: str = "") -> Iterable[str]:
+    for key, value in tables.items():
+        if isinstance(value, Mapping) and not prefix:
+            yield from _keys(value, f"{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def require_strategy(scenario: Scenario, kind: str, *able: str) -> None:
+    """ScenarioError where `kind` has no words for the scenario's strategy."""
+    if scenario.strategy not in able:
+        raise ScenarioError((
+            f"{scenario.name}: strategy.name: expected one of {', '.join(able)}, which {kind} can "
+            f"say, found {scenario.strategy}",
+        ))

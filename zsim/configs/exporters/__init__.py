@@ -1,0 +1,1 @@
+"""The exporters: each writes the config of one tool from a scenario."""

@@ -1,0 +1,110 @@
+"""A scenario as accelerate's YAML: ranks, sharding and mixed precision.
+
+Batch, optimizer and clipping are the script's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zsim.configs.exported import Exported, Said, require_strategy
+from zsim.models.training_options import DTYPE_NAMES
+from zsim.scenario.scenario import Scenario
+
+SHARDINGS = {
+    ("full", False): "FULL_SHARD", ("grad_op", False): "SHARD_GRAD_OP",
+    ("full", True): "HYBRID_SHARD", ("grad_op", True): "HYBRID_SHARD_ZERO2",
+}
+PREFETCHES = {"pre": "BACKWARD_PRE", "post": "BACKWARD_POST", "none": "NO_PREFETCH"}
+
+
+def write(scenario: Scenario) -> Exported:
+    """The YAML; ScenarioError for a strategy that accelerate starts by another file."""
+    require_strategy(scenario, "accelerate", "ddp", "fsdp1", "fsdp2", "hsdp")
+    said = Said(scenario)
+    said.say("strategy.name", "cluster.nodes", "cluster.ranks")
+    nodes = -(-scenario.world_size // scenario.cluster.devices_per_node)
+    config: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "MULTI_GPU" if scenario.strategy == "ddp" else "FSDP",
+        "mixed_precision": _precision(scenario, said),
+        "num_machines": nodes, "machine_rank": 0, "num_processes": scenario.world_size,
+        "main_training_function": "main",
+    }
+    if scenario.strategy != "ddp":
+        config["fsdp_config"] = _plugin(scenario, said)
+    if scenario.strategy == "hsdp":
+        config["parallelism_config"] = {
+            "parallelism_config_dp_replicate_size": scenario.mesh.dp_replicate,
+            "parallelism_config_dp_shard_size": scenario.mesh.dp_shard,
+        }
+        said.say("strategy.dp_replicate", "strategy.dp_shard")
+    if scenario.strategy == "ddp" or scenario.mesh.dp_shard == scenario.world_size:
+        said.say("strategy.dp_shard", "strategy.dp_replicate")
+    return Exported(kind="accelerate", files={"": yaml_text(config)}, unsaid=said.unsaid())
+
+
+def _precision(scenario: Scenario, said: Said) -> str:
+    precision = scenario.precision
+    if scenario.strategy == "ddp":
+        said.say("precision.autocast")
+        name = DTYPE_NAMES[precision.autocast]
+    else:
+        name = DTYPE_NAMES[precision.parameters]
+        said.say("precision.parameters")
+        if precision.reduce == precision.parameters:
+            said.say("precision.reduce")
+        else:
+            said.but("precision.reduce", f"accelerate reduces in {name} too")
+    return name if name in ("bf16", "fp16") else "no"
+
+
+def _plugin(scenario: Scenario, said: Said) -> dict[str, Any]:
+    """The options of FSDP 1 or 2, with units and checkpointing."""
+    options, first = scenario.options, scenario.strategy == "fsdp1"
+    plugin: dict[str, Any] = {"fsdp_version": 1 if first else 2}
+    if first:
+        hybrid = scenario.mesh.dp_replicate > 1
+        plugin |= {
+            "fsdp_sharding_strategy": SHARDINGS[options.sharding, hybrid],
+            "fsdp_backward_prefetch": PREFETCHES[options.backward_prefetch],
+            "fsdp_forward_prefetch": options.forward_prefetch,
+            "fsdp_use_orig_params": options.use_orig_params,
+        }
+        said.say("strategy.sharding", "strategy.backward_prefetch", "strategy.forward_prefetch",
+                 "strategy.use_orig_params")
+        if hybrid and scenario.mesh.dp_shard == scenario.cluster.devices_per_node:
+            said.say("strategy.dp_shard", "strategy.dp_replicate")
+        if not options.limit_all_gathers:
+            said.but("strategy.limit_all_gathers", "accelerate limits them")
+    else:
+        plugin |= {
+            "fsdp_reshard_after_forward": options.reshard_after_forward is not False,
+            "fsdp_offload_params": options.offload,
+        }
+        said.say("strategy.offload")
+        if options.reshard_after_forward in ("auto", False):
+            said.say("strategy.reshard_after_forward")
+        else:
+            said.but("strategy.reshard_after_forward", "accelerate keeps the root's parameters")
+    whole = scenario.wrapping.every == "all"
+    plugin["fsdp_auto_wrap_policy"] = "NO_WRAP" if whole else "TRANSFORMER_BASED_WRAP"
+    if scenario.wrapping.every in (1, "all") and not scenario.wrapping.nested:
+        said.say("wrapping")
+    if scenario.checkpointing.mode == "full" and scenario.checkpointing.every == 1:
+        plugin["fsdp_activation_checkpointing"] = True
+        said.say("activation_checkpointing")
+    return plugin
+
+
+def yaml_text(table: dict[str, Any], indent: str = "") -> str:
+    """YAML of nested tables of numbers, flags and plain words."""
+    lines = []
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines.append(f"{indent}{key}:\n{yaml_text(value, indent + '  ')}")
+        else:
+            plain = str(value).lower() if isinstance(value, bool) else str(value)
+            quoted = f"'{plain}'" if value == "no" else plain
+            lines.append(f"{indent}{key}: {quoted}\n")
+    return "".join(lines)

@@ -1,0 +1,106 @@
+"""A scenario as DeepSpeed's ds_config.json.
+
+zero1 to zero3 become DeepSpeed's stages, whose buckets and order are DeepSpeed's own.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from zsim.configs.exported import Exported, Said, require_strategy
+from zsim.models.training_options import DTYPE_NAMES
+from zsim.scenario.scenario import Scenario
+
+STAGES = {
+    "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3,
+    "deepspeed1": 1, "deepspeed2": 2, "deepspeed3": 3,
+}
+OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
+
+
+def write(scenario: Scenario) -> Exported:
+    """The ds_config; ScenarioError for a strategy that DeepSpeed does not have."""
+    require_strategy(scenario, "a ds_config", *STAGES)
+    said = Said(scenario)
+    own = scenario.strategy.startswith("deepspeed")
+    batch, optimizer = scenario.batch, scenario.optimizer
+    config: dict[str, Any] = {
+        "train_batch_size": batch.micro_batch * batch.accumulation * scenario.world_size,
+        "train_micro_batch_size_per_gpu": batch.micro_batch,
+        "gradient_accumulation_steps": batch.accumulation,
+        "gradient_clipping": optimizer.clip_norm,
+    }
+    said.say("batch.micro_batch", "batch.accumulation", "optimizer.clip_norm", "strategy.name")
+    zero: dict[str, Any] = {"stage": STAGES[scenario.strategy]}
+    if own:
+        options = asdict(scenario.options)
+        check = options.pop("check_grad_overflow", False)
+        zero |= options
+        said.say("strategy")
+    else:
+        check = False
+        said.but("strategy", f"{scenario.strategy} becomes DeepSpeed's stage {zero['stage']}, "
+                             "whose buckets and order are its own")
+    config["zero_optimization"] = zero
+    _precision(scenario, config, said, check=check)
+    _optimizer(scenario, config, said)
+    _offload(scenario, zero, said, config)
+    if scenario.execution.compile:
+        config["compile"] = {"disable": False, "backend": "inductor"}
+        said.say("execution.compile")
+    text = json.dumps(config, indent=2) + "\n"
+    return Exported(kind="deepspeed", files={"": text}, unsaid=said.unsaid())
+
+
+def _precision(scenario: Scenario, config: dict[str, Any], said: Said, *, check: bool) -> None:
+    precision = scenario.precision
+    dtype = DTYPE_NAMES[precision.parameters]
+    if dtype in ("bf16", "fp16"):
+        config[dtype] = {"enabled": True}
+        if check:
+            config[dtype]["check_grad_overflow"] = True
+    if precision.reduce != precision.parameters:
+        config["communication_data_type"] = DTYPE_NAMES[precision.reduce]
+    said.say("precision.parameters", "precision.reduce", "precision.master")
+
+
+def _optimizer(scenario: Scenario, config: dict[str, Any], said: Said) -> None:
+    optimizer = scenario.optimizer
+    parameters: dict[str, Any] = {
+        "lr": optimizer.learning_rate, "weight_decay": optimizer.weight_decay
+    }
+    if optimizer.name == "sgd":
+        parameters["momentum"] = optimizer.momentum
+    elif optimizer.implementation != "fused":
+        parameters["torch_adam"] = True
+    config["optimizer"] = {"type": OPTIMIZERS[optimizer.name], "params": parameters}
+    said.say("optimizer")
+    if optimizer.implementation == "for-loop" or (
+        optimizer.name == "sgd" and optimizer.implementation == "fused"
+    ):
+        said.but("optimizer.implementation", "DeepSpeed takes torch's foreach")
+
+
+def _offload(
+    scenario: Scenario, zero: dict[str, Any], said: Said, config: dict[str, Any]
+) -> None:
+    offload = scenario.offload
+    for key, device in (("offload_optimizer", offload.optimizer),
+                        ("offload_param", offload.parameters)):
+        if device:
+            zero[key] = {"device": device, "pin_memory": offload.pin_memory}
+            if device == "nvme":
+                zero[key]["nvme_path"] = "/local_nvme"
+    if offload.optimizer == "nvme":
+        zero["offload_optimizer"] |= {
+            "buffer_count": offload.buffer_count, "pipeline_read": offload.pipeline_read,
+            "pipeline_write": offload.pipeline_write,
+        }
+    if offload.optimizer and offload.adam == "torch":
+        config["zero_force_ds_cpu_optimizer"] = False
+    said.say(*(f"offload.{key}" for key in (
+        "optimizer", "parameters", "pin_memory", "adam", "buffer_count", "pipeline_read",
+        "pipeline_write",
+    )))
