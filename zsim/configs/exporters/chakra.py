@@ -1,8 +1,8 @@
 """A Program as Chakra execution traces, one file for each rank, for ASTRA-sim and others.
 
 A file is a row of messages, each after its length. First comes the metadata, then a node for each
-op of the steady step that takes time. Fields and numbers are those of Chakra's et_def.proto. Attributes are
-those that ASTRA-sim 2 reads: num_ops, tensor_size, comm_type, comm_size, pg_name.
+op of the steady step that takes time. Fields and numbers are those of Chakra's et_def.proto.
+Attributes are those that ASTRA-sim 2 reads: num_ops, tensor_size, comm_type, comm_size, pg_name.
 """
 
 from __future__ import annotations
