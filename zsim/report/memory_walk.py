@@ -85,29 +85,32 @@ def _units_of_states(op: Op, live: Mapping[str, tuple[Owner, int]]) -> dict[str,
     """
     made = [event for event in op.memory if type(event) is Alloc]
     states = [event for event in made if event.kind == "optimizer_states"]
-    parameters = [(own[1], size) for own, size in live.values() if own[0] == "parameters" and size]
     sizes: dict[int, int] = {}
     for event in states:
-        if number := _STATE.match(event.buffer):
-            sizes[int(number[1])] = max(event.nbytes, sizes.get(int(number[1]), 0))
-    numbers = sorted(number for number, size in sizes.items() if size > _COUNTER)
-    root_first = sorted(parameters, key=lambda each: each[0] != ROOT)
-    for order in (parameters, root_first):
-        ratios = [sizes[number] / size for number, (_, size) in zip(numbers, order, strict=False)]
-        if ratios and len(numbers) == len(order) and max(ratios) <= 1.1 * min(ratios):
+        if (state := _STATE.match(event.buffer)) and state[2] != "step":
+            sizes[int(state[1])] = event.nbytes
+    parameters = [(own[1], size) for own, size in live.values() if own[0] == "parameters" and size]
+    numbers = sorted(sizes)
+    for order in (parameters, sorted(parameters, key=lambda each: each[0] != ROOT)):
+        if len(numbers) == len(order) and _is_even(
+            [sizes[number] / size for number, (_, size) in zip(numbers, order, strict=True)]
+        ):
             units = {number: unit for number, (unit, _) in zip(numbers, order, strict=True)}
             return {
-                event.buffer: units.get(int(number[1]), OPTIMIZER)
-                for event in states if (number := _STATE.match(event.buffer))
+                event.buffer: units.get(int(state[1]), OPTIMIZER)
+                for event in states if (state := _STATE.match(event.buffer))
             }
     return {event.buffer: OPTIMIZER for event in states}
 
 
+def _is_even(ratios: Sequence[float]) -> bool:
+    """True where most ratios are near the largest: a padded shard has less of states."""
+    return sum(ratio > 0.9 * max(ratios) for ratio in ratios) > 0.7 * len(ratios)
+
+
 OPTIMIZER = "optimizer"
 """Unit of states that are of several units at once."""
-_STATE = re.compile(r"optimizer\.(\d+)\.")
-_COUNTER = 4
-"""Bytes of a step counter, which every parameter has."""
+_STATE = re.compile(r"optimizer\.(\d+)\.(\w+)")
 
 
 def walk(

@@ -102,7 +102,8 @@ def facts(side: ReportSide) -> Rows:
         rows += [["MFU", f"{100 * step.run.mfu:.1f} %"]]
     peak = max(rank.phases["steady"].memory.peak_bytes for rank in record.ranks)
     sent = max(rank.bytes_sent for rank in record.ranks)
-    rows += [["allocated at the peak", format_bytes(peak)], ["sent per rank", format_bytes(sent)]]
+    rows += [["allocated at the peak", format_bytes(peak)]]
+    rows += [["sent per rank", format_bytes(sent)]] if sent else []
     rows += [["fault", fault] for fault in record.faults]
     return [*rows, *(["warning", text] for text in _warnings(side))]
 

@@ -65,6 +65,19 @@ def test_the_walk_through_memory_has_the_peak_and_the_end_of_the_run(side):
         assert kinds == dict(memory.by_kind)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3", "fsdp1", "fsdp2"])
+def test_states_of_the_optimizer_belong_to_the_units_of_their_parameters(strategy):
+    step = of_scenario(gpt(strategy)).step
+    assert step is not None
+    for program in step.program.ranks:
+        held = walk(program).start
+        whole = {unit: n for (kind, unit), n in held.items() if kind == "parameters"}
+        states = {unit: n for (kind, unit), n in held.items() if kind == "optimizer_states"}
+        assert states.keys() == whole.keys()
+        ratios = [states[unit] / whole[unit] for unit in whole]
+        assert max(ratios) < 1.3 * min(ratios)  # step counters, padding
+
+
 def totals_of(walked: MemoryWalk) -> list[int]:
     return [sum(state.values()) for state in walked.states()]
 
