@@ -37,7 +37,7 @@ def of_planned(case: Planned, *, timed: bool = True) -> tuple[MemoryVerdict, Ste
 def of_few(
     scenario: Scenario, *, timed: bool = True
 ) -> tuple[MemoryVerdict, StepTime | None] | None:
-    """The figures, from five micro-batches; None where there are not many more, or where they do not
+    """The figures, from five micro-batches; None where there are not many more, or they do not
     repeat."""
     more = scenario.batch.accumulation - FEWEST
     if more < WORTH or scenario.faults or scenario.execution.detail == "steps":

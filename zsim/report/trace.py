@@ -24,6 +24,8 @@ from zsim.scenario.scenario import Scenario
 
 Shares = dict[tuple[str, str], float]
 """Bytes on a link for each byte that a collective's group sends, by group and link."""
+MOST_KERNELS = 20_000
+"""Kernels of a rank that a trace has."""
 Rings = dict[tuple[int, ...], tuple[Hop, ...]]
 """Hops of rings by their members, which many ranks share."""
 
@@ -44,7 +46,7 @@ def trace_notes(scenario: Scenario, record: RunRecord) -> TraceNotes:
             exposed = {each.op.index: (each.exposed_ns, each.reason) for each in why.exposed}
             known[key] = RankNotes(
                 spans=dict(_spans(program, ops, times, rank, costs, exposed)),
-                memory=_memory(program, rank, times),
+                memory=_memory(program, rank, times), kernels=_kernels(ops, times, costs),
             )
         rates = _rates(program, ops, times, rank, costs, rings)
         notes[rank] = replace(known[key], rates=rates)
@@ -79,6 +81,24 @@ def _spans(
         yield op.index, SpanNote(
             arguments=arguments, cause=by if apart else None, reason=HELD[cause.kind]
         )
+
+
+def _kernels(
+    ops: Sequence[Op], times: Times, costs: Costs
+) -> dict[int, list[tuple[str, int]]]:
+    """Kernels of each computation with their times; none above `MOST_KERNELS`."""
+    busy = [
+        op for op in ops
+        if op.kind not in COLLECTIVES and times.ends[op.index] > times.starts[op.index]
+    ]
+    if sum(len(op.kernels) for op in busy) > MOST_KERNELS:
+        return {}
+    return {
+        op.index: [
+            (kernel.operator, ns) for kernel in op.kernels if (ns := costs.kernel_ns(kernel))
+        ]
+        for op in busy if len(op.kernels) > 1
+    }
 
 
 def _memory(program: Program, rank: int, times: Times) -> list[tuple[int, dict[str, int]]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,24 @@ def _spans(rank: RankRun, notes: RankNotes) -> Iterator[Event]:
         yield {
             "ph": "X", **where, "dur": (span.end_ns - span.start_ns) / 1000,
             "args": {"unit": span.unit, **size, **noted},
+        }
+        yield from _kernels(span, rank.rank, notes.kernels.get(number, ()))
+
+
+def _kernels(
+    span: Span, rank: int, kernels: Sequence[tuple[str, int]]
+) -> Iterator[Event]:
+    """Slices inside that of `span`: each kernel has the share of it that it takes alone."""
+    total, before = sum(ns for _, ns in kernels), 0
+    for name, ns in kernels:
+        start, end = (
+            span.start_ns + (span.end_ns - span.start_ns) * part // total
+            for part in (before, before + ns)
+        )
+        before += ns
+        yield {
+            "ph": "X", "name": name, "cat": "kernel", "pid": rank, "tid": _thread(span.stream),
+            "ts": start / 1000, "dur": (end - start) / 1000, "args": {"alone_ns": ns},
         }
 
 

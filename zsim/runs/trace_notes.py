@@ -23,10 +23,12 @@ class SpanNote:
 class RankNotes:
     """Notes of one rank: on spans by number, and counters as times in ns with their values.
 
-    `memory` has bytes by kind, `rates` the bytes/s on each of the rank's links.
+    `kernels` of a span are operators with the ns that each takes alone, in sequence. `memory` has
+    bytes by kind, `rates` the bytes/s on each of the rank's links.
     """
 
     spans: Mapping[int, SpanNote] = field(default_factory=dict)
+    kernels: Mapping[int, Sequence[tuple[str, int]]] = field(default_factory=dict)
     memory: Sequence[tuple[int, Mapping[str, int]]] = ()
     rates: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 

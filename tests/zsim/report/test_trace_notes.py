@@ -71,7 +71,7 @@ def test_arrows_lead_from_the_end_of_what_a_span_waited_for_to_its_start(traced)
     _, events = traced
     slices = {
         (e["pid"], e["tid"], round(e["ts"] * 1000)): e for e in events
-        if e["ph"] == "X" and e["dur"]
+        if e["ph"] == "X" and e["dur"] and e["cat"] != "kernel"
     }
     ends = {
         (pid, tid, at + round(e["dur"] * 1000)): e for (pid, tid, at), e in slices.items()
@@ -101,6 +101,25 @@ def test_memory_by_kind_reaches_the_peak_and_its_split(traced):
         assert {kind: n for kind, n in highest.items() if n} == {
             kind: n for kind, n in memory.by_kind.items() if n
         }
+
+
+def test_kernels_lie_one_after_another_inside_their_computations(traced):
+    _, events = traced
+    slices: dict[tuple[int, int], list[tuple[int, int, bool]]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X" and event["cat"] != "part":
+            at, length = round(event["ts"] * 1000), round(event["dur"] * 1000)
+            slices[event["pid"], event["tid"]].append((at, at + length, event["cat"] == "kernel"))
+    kernels = 0
+    for track in slices.values():
+        ends = 0, 0  # of the computation, and of the last kernel in it
+        for at, end, is_kernel in track:
+            if is_kernel:
+                assert ends[1] <= at <= end <= ends[0]
+                ends, kernels = (ends[0], end), kernels + 1
+            else:
+                ends = end, at
+    assert kernels > 100
 
 
 def sent_on(events: list[dict[str, Any]], rank: int, link: str) -> float:

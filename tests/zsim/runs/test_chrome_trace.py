@@ -97,9 +97,10 @@ def test_slices_and_instants_are_the_spans_to_the_nanosecond(run):
 
 
 def test_parts_of_the_step_hold_the_computations_of_each_rank(run):
+    slices = by_kind(run)["X"]
     for rank in run.ranks:
         parts = [
-            (e["name"], ns(e["ts"]), ns(e["ts"]) + ns(e["dur"])) for e in by_kind(run)["X"]
+            (e["name"], ns(e["ts"]), ns(e["ts"]) + ns(e["dur"])) for e in slices
             if e["cat"] == "part" and e["pid"] == rank.rank
         ]
         assert [name for name, *_ in parts] == ["forward", "backward", "optimizer"]

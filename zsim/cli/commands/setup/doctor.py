@@ -24,7 +24,8 @@ USES = {
     "real": "real ranks: validate, run --backend gloo, nccl, fake", "sweep": "zsim sweep on "
     "several processes, Parquet", "huggingface": "real runs of models of transformers",
     "import": "YAML configs in zsim import", "deepspeed": "real runs of DeepSpeed's own strategies",
-    "report": "zsim report", "test": "the project's own tests",
+    "notebook": "plots and data frames of Runs", "report": "zsim report",
+    "test": "the project's own tests",
 }
 """The use of each extra."""
 _REQUIREMENT = re.compile(
