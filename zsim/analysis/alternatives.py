@@ -20,6 +20,7 @@ from zsim.strategies import STRATEGIES, problems, wrapped
 from zsim.strategies.strategy import OptionValue
 
 EVERY_BLOCK = Checkpointing(mode="full")
+OFFLOADABLE = ("optimizer", "parameters", "activations")
 
 
 def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
@@ -59,6 +60,9 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
             "activation checkpointing of every block",
             scenario.with_parts(checkpointing=EVERY_BLOCK),
         )
+    elif on_device and _can_offload_inputs(scenario):
+        offload = replace(scenario.offload, activations="checkpoint_inputs", pin_memory=True)
+        yield 'offload.activations = "checkpoint_inputs"', scenario.with_parts(offload=offload)
     batch = scenario.batch
     # which is one of its batch
     if batch.micro_batch % 2 == 0 and not isinstance(scenario.model, TracedModel):
@@ -91,6 +95,15 @@ def can_checkpoint(scenario: Scenario) -> bool:
         EVERY_BLOCK in dict(model.recomputing)
         if isinstance(model, TracedModel)
         else bool(model.blocks)
+    )
+
+
+def _can_offload_inputs(scenario: Scenario) -> bool:
+    """True where every block is checkpointed, and its input could go to host memory."""
+    return (
+        scenario.checkpointing == EVERY_BLOCK and scenario.offload.activations is None
+        and "activations" in STRATEGIES[scenario.strategy].offloadable
+        and not isinstance(scenario.model, TracedModel)
     )
 
 
@@ -145,7 +158,8 @@ def dropped(before: Scenario, after: Scenario) -> tuple[str, ...]:
     left = _options(after)
     on_device = [
         f'offload.{state} = "{getattr(before.offload, state)}"'
-        for state in before.offload.states if not getattr(after.offload, state)
+        for state in OFFLOADABLE
+        if getattr(before.offload, state) and not getattr(after.offload, state)
     ]
     return (*on_device, *(
         f"{name} = {_toml(value)}"

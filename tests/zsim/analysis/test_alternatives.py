@@ -401,6 +401,7 @@ def test_where_no_change_is_enough_it_is_said(
     more["more"] = "" if least else (
         more["more"] + '\noptimizer = { name = "adamw", implementation = "fused" }\nallocator = '
                        '{ expandable_segments = true }'
+                       '\noffload.activations = "checkpoint_inputs"'
     )
     path = tmp_path / "large.toml"
     path.write_text(text(strategy, **more))

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.folders import ROOT
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.engine.costs import Costs
 from zsim.models.training_options import Offload, Optimizer
@@ -46,14 +47,20 @@ def test_a_step_of_the_optimizer_on_a_nodes_host_is_off_by_so_much(
     assert predicted / seconds - 1 == pytest.approx(error, abs=0.01)
 
 
-def step_ns(accumulation: int, *, offload: str | None) -> int:
+OPTIMIZER = {"optimizer": "cpu", "adam": "deepspeed"}
+
+
+def step_ns(
+    *, micro_batch: int = 1, accumulation: int = 1, checkpointing: str = "none",
+    offload: dict[str, str],
+) -> int:
     case = Scenario(
         model={"preset": "llama-2-7b"},
-        batch={"micro_batch": 1, "sequence_length": 4096, "accumulation": accumulation},
+        batch={"micro_batch": micro_batch, "sequence_length": 4096, "accumulation": accumulation},
         cluster={"preset": "dgx-a100"}, strategy={"name": "zero2", "sync": "last"},
         precision={"parameters": "bf16", "reduce": "bf16"},
-        optimizer={"implementation": "fused"},
-        offload={"optimizer": offload, "adam": "deepspeed"} if offload else {},
+        optimizer={"implementation": "fused"}, offload=offload,
+        activation_checkpointing={"mode": checkpointing},
     )
     took = SimBackend().run(case, options=RunOptions()).step_time_ns
     assert took is not None
@@ -64,6 +71,26 @@ def test_what_offloading_costs_fades_as_batches_grow() -> None:
     """7B on eight A100. The optimizer's step on the host takes 0.8 s a step, whatever its
     micro-batches."""
     ratios = [
-        step_ns(count, offload="cpu") / step_ns(count, offload=None) for count in (1, 4, 16)
+        step_ns(accumulation=count, offload=OPTIMIZER) / step_ns(accumulation=count, offload={})
+        for count in (1, 4, 16)
     ]
     assert ratios == [pytest.approx(ratio, abs=0.01) for ratio in (1.97, 1.26, 1.07)]
+
+
+def test_where_offloading_stops_paying_as_batches_grow() -> None:
+    """Speed with offloading and twice the micro-batch, over speed without: what the memory buys
+    that it frees. The table in zsim/strategies/README.md is this one."""
+    sizes, ways = (1, 2, 4, 8, 16), {
+        "optimizer": OPTIMIZER, "checkpoint_inputs": {"activations": "checkpoint_inputs"},
+        "saved_tensors": {"activations": "saved_tensors"},
+    }
+    kept = {size: step_ns(micro_batch=size, checkpointing="full", offload={}) for size in sizes}
+    rows = [
+        f"| {way} | " + " | ".join(
+            f"{2 * kept[size] / with_twice:.2f}" for size in sizes
+            for with_twice in [step_ns(micro_batch=2 * size, checkpointing="full", offload=offload)]
+        ) + " |"
+        for way, offload in ways.items()
+    ]
+    told = (ROOT / "zsim" / "strategies" / "README.md").read_text().splitlines()
+    assert [row for row in rows if row not in told] == []
