@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +24,7 @@ from zsim.engine.faults.faulty_program import faulty_program
 from zsim.errors import ArgumentError, BackendUnavailableError
 from zsim.ir.run import IncompleteRunError, InterruptedRunError, RankRun, RunRecord, observed_ranks
 from zsim.models.families.transformers import TransformersModel
-from zsim.models.training_options import Device
+from zsim.models.training_options import Device, Dtype
 from zsim.runs.backend import (
     Capabilities,
     DeviceMeasurements,
@@ -43,6 +43,7 @@ from zsim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
     from zreal.processes.rank_status import RankStatus
+    from zsim.autograd.traced.model import TracedModel
 
 MAX_PROCESSES = 64
 """Ranks that gloo and nccl start on one machine at most."""
@@ -134,6 +135,16 @@ class FakeBackend:
         return _with_module(
             scenario, module, backend=self.name, device=device or self.device, timeout_s=timeout_s
         )
+
+    def trace(
+        self, name: str, inputs: Sequence[str], *, dtype: Dtype | None, device: Device,
+        recomputed: bool,
+    ) -> TracedModel:
+        """The module called `name`, traced; of `zreal.tracing.named_module`."""
+        _require_torch(self.name)
+        from zreal.tracing.named_module import trace_named
+
+        return trace_named(name, inputs, dtype=dtype, device=device, recomputed=recomputed)
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The Run of `options.ranks`, first and last by default."""

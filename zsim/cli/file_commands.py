@@ -18,6 +18,7 @@ def add(commands: Any) -> None:
     """Add each command to the parsers of `commands`."""
     _import(commands)
     _export(commands)
+    _trace(commands)
     _new(commands)
     _diff(commands)
     doctor = commands.add_parser(
@@ -44,6 +45,39 @@ def _export(commands: Any) -> None:
         help="the file to write (default: print it); of chakra the prefix of a file a rank",
     )
     arguments.json_option(writing)
+
+
+def _trace(commands: Any) -> None:
+    tracing = commands.add_parser(
+        "trace", help="make a model of a module of yours, or of any config.json of transformers",
+        allow_abbrev=False,
+    )
+    tracing.add_argument(
+        "module", metavar="mymodel:MyModel|hf:config.json",
+        help="a class or function without arguments, which is imported and called; or a config "
+             "whose module transformers makes",
+    )
+    tracing.add_argument(
+        "--input", metavar="[NAME=]2x2048:int64", action="append", default=[], dest="inputs",
+        help="shape and dtype of an input of forward, one for each; of a config.json of tokens",
+    )
+    tracing.add_argument(
+        "--dtype", choices=("fp32", "bf16", "fp16"), default=None,
+        help="dtype of the parameters (default: their own)",
+    )
+    tracing.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda",
+        help="the devices whose kernels it has (default cuda); none is needed here",
+    )
+    tracing.add_argument(
+        "--checkpointing", action="store_true",
+        help="trace the blocks recomputed as well, so that a scenario may ask for it",
+    )
+    tracing.add_argument(
+        "-o", "--out", metavar="MODEL.json", type=arguments.path, required=True,
+        help="the file to write, which scenarios name: model = { traced = \"MODEL.json\" }",
+    )
+    arguments.json_option(tracing)
 
 
 def _new(commands: Any) -> None:

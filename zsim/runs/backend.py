@@ -11,10 +11,11 @@ from zsim.errors import ArgumentError
 from zsim.io.arguments import described
 from zsim.ir.ops import Kernel
 from zsim.ir.run import RunRecord
-from zsim.models.training_options import Device
+from zsim.models.training_options import Device, Dtype
 from zsim.runs.numerics_mode import NUMERICS_MODES, NumericsMode
 
 if TYPE_CHECKING:
+    from zsim.autograd.traced.model import TracedModel
     from zsim.cluster.testbed import Layout
     from zsim.scenario.scenario import Scenario
 
@@ -257,6 +258,18 @@ class ModuleBackend(Protocol):
 
         ZsimError where it cannot be loaded or traced, or not within `timeout_s` seconds.
         """
+        ...
+
+
+class TracingBackend(Protocol):
+    """A backend that can trace a module of torch."""
+
+    def trace(
+        self, name: str, inputs: Sequence[str], *, dtype: Dtype | None, device: Device,
+        recomputed: bool,
+    ) -> TracedModel:
+        """The module `mine:MyModel`, or `hf:config.json`, traced on inputs as "2x2048:int64";
+        ZsimError where that cannot be done."""
         ...
 
 

@@ -144,7 +144,7 @@ def test_a_known_kind_that_is_not_simulated_is_refused_with_its_published_parame
     between = "" if said.startswith(",") else " "
     assert str(caught.value) == (
         f"model.huggingface: config.json: model_type: expected one of {KINDS}, found "
-        f'"{kind}"{between}{said}; trace its module (zreal.tracing) and name the file in '
+        f'"{kind}"{between}{said}; `zsim trace hf:config.json` makes a file for '
         "model.traced"
     )
 

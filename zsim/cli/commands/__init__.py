@@ -24,7 +24,8 @@ _FUNCTIONS = {
     "lint": ("lint", "linted"), "explain": ("explain", "explained"),
     "checkpoint": ("checkpoint", "shown"), "report": ("report", "reported"),
     "diff": ("diff", "shown"), "new": ("setup.new", "made"), "doctor": ("setup.doctor", "told"),
-    "export": ("files.exports", "exported"), "completion": ("setup.completion", "printed"),
+    "trace": ("files.trace", "traced"), "export": ("files.exports", "exported"),
+    "completion": ("setup.completion", "printed"),
 }
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     name: partial(_called, *where) for name, where in _FUNCTIONS.items()

@@ -21,7 +21,7 @@ MAX_SIZE = 10_000_000
 MAX_LAYERS = 4096
 MISSING = object()
 """The value of a key that is not there."""
-REMEDY = "trace the module of any other (zreal.tracing) and name the file in model.traced"
+REMEDY = "`zsim trace hf:config.json` makes a file for model.traced of any other"
 NUMBERS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "initializer_range")
 DTYPES = ("float32", "bfloat16", "float16")
 """Dtypes of a config that transformers can load for a real run; they change no byte and no FLOP."""
@@ -66,8 +66,8 @@ def _foreign(config: _Config, kind: str) -> str:
     counted = "" if config.problems else f" of {number:,} parameters"
     return (
         f"model.huggingface: {config.path[:200]}: model_type: expected one of {', '.join(KINDS)}, "
-        f'found "{kind}"{counted}, with {foreign.reason}; trace its module (zreal.tracing) and '
-        f"name the file in model.traced"
+        f'found "{kind}"{counted}, with {foreign.reason}; `zsim trace hf:config.json` makes a '
+        f"file for model.traced"
     )
 
 

@@ -1,0 +1,120 @@
+"""`zsim trace` makes models of any kind of transformers' causal models, and of the user's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zsim import load, simulate
+from zsim.cli.main import main
+
+SIZES = {
+    "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 128,
+}
+KINDS = {
+    "qwen3": {"head_dim": 16}, "gemma3_text": {"head_dim": 16}, "olmo2": {},
+    "mixtral": {"num_local_experts": 4},
+}
+SCENARIO = """\
+model = { SOURCE }
+batch = { micro_batch = 2, sequence_length = 32 }
+cluster = { preset = "dgx-h100" }
+strategy = { name = "fsdp2" }
+precision = { parameters = "bf16", reduce = "fp32" }
+"""
+MODULE = """\
+import torch
+
+class TwoLayers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x.sum()
+
+def fails():
+    raise KeyError("no such size")
+
+NUMBER = 3
+"""
+
+
+def config(folder: Path, kind: str, **sizes: object) -> str:
+    """The name of a small config.json as `zsim trace` takes it."""
+    file = folder / "config.json"
+    file.write_text(json.dumps({"model_type": kind} | SIZES | sizes))
+    return f"hf:{file}"
+
+
+def run(folder: Path, source: str) -> object:
+    """The simulated Run of a scenario with this model."""
+    (folder / "scenario.toml").write_text(SCENARIO.replace("SOURCE", source))
+    return simulate(load(folder / "scenario.toml"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_beyond_those_that_are_simulated_is_traced_and_runs(tmp_path, kind, capsys):
+    transformers = pytest.importorskip("transformers")
+    name, out = config(tmp_path, kind, **KINDS[kind]), str(tmp_path / "model.json")
+    arguments = [name, "--input", "2x32", "--dtype", "bf16", "-o", out, "--json"]
+    assert main(["trace", *arguments]) == 0
+    told = json.loads(capsys.readouterr().out)
+    with __import__("torch").device("meta"):
+        made = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.from_pretrained(name.removeprefix("hf:"))
+        )
+    assert told["num_parameters"] == sum(p.numel() for p in made.parameters())
+    assert told["units"] == ["root", "model.layers.0", "model.layers.1"]
+    traced = run(tmp_path, 'traced = "model.json"')
+    assert traced.collectives["all_gather"].count == 5
+    assert traced.peak_memory > 0
+
+
+def test_a_trace_says_the_same_as_the_kind_that_is_simulated(tmp_path):
+    pytest.importorskip("transformers")
+    name, out = config(tmp_path, "llama"), str(tmp_path / "model.json")
+    assert main(["trace", name, "--input", "2x32", "--dtype", "bf16", "-o", out]) == 0
+    traced, own = run(tmp_path, 'traced = "model.json"'), run(
+        tmp_path, 'huggingface = "config.json"'
+    )
+    assert traced.peak_memory == own.peak_memory
+    assert traced.collectives == own.collectives
+
+
+def test_a_module_of_the_users_own_is_imported_from_where_the_command_runs(
+    tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("torch")
+    (tmp_path / "mine_of_trace.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    arguments = ["--input", "x=4x8:float32", "--checkpointing", "-o", "model.json"]
+    assert main(["trace", "mine_of_trace:TwoLayers", *arguments]) == 0
+    assert "TwoLayers: 144 parameters in 2 units" in capsys.readouterr().out
+    assert main(["trace", "mine_of_trace:fails", *arguments]) == 2
+    assert "KeyError" in capsys.readouterr().err
+    assert main(["trace", "mine_of_trace:NUMBER", *arguments]) == 2
+    assert "expected a class or function without arguments, found int" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["mine_of_trace"], "expected mymodel:MyModel, or hf:config.json"),
+    (["hf:nowhere.json"], "expected a config.json, found no such file"),
+    (["no_such_module:M"], "ModuleNotFoundError"),
+    (["hf:nowhere.json", "--input", "2y3"], "--input: expected sizes and a dtype"),
+    (["hf:nowhere.json", "--input", "0x3"], "--input: expected sizes and a dtype"),
+    (["hf:nowhere.json", "--input", "2x3:complex64"], "--input: expected sizes and a dtype"),
+])
+def test_what_cannot_be_traced_is_named(tmp_path, arguments, said, capsys):
+    pytest.importorskip("transformers")
+    inputs = [] if "--input" in arguments else ["--input", "2x3"]
+    out = str(tmp_path / "model.json")
+    assert main(["trace", *arguments, *inputs, "-o", out]) == 2
+    assert said in capsys.readouterr().err
+    assert not Path(out).exists()

@@ -1,0 +1,143 @@
+"""A module by its name, traced: one of the user's, or one that transformers makes of a config.json.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from zreal.modules.own.user_code import user_code_error
+from zreal.tracing.trace import trace
+from zsim.autograd.traced.model import TracedModel
+from zsim.errors import ArgumentError, BackendUnavailableError
+from zsim.models.checkpointing import Checkpointing
+from zsim.models.training_options import Device, Dtype
+
+HUB = "hf:"
+"""Beginning of the name of a config.json whose module transformers makes."""
+DTYPES = ("float32", "bfloat16", "float16", "int64", "int32", "bool")
+MOST_ELEMENTS = 2**40
+
+
+def trace_named(
+    name: str, inputs: Sequence[str], *, dtype: Dtype | None, device: Device, recomputed: bool,
+) -> TracedModel:
+    """The trace of `mine:MyModel` or `hf:config.json` on inputs as "2x2048:int64", which may have a
+    name before an equals sign.
+
+    `recomputed`: its units are traced recomputed as well. ArgumentError where there is no such
+    module; UntraceableError where it cannot be traced.
+    """
+    given = [_input(text) for text in inputs]
+    if name.startswith(HUB):
+        make, arguments = _of_transformers(name.removeprefix(HUB), given)
+    else:
+        make, arguments = _of_user(name), _arguments(given)
+    ways = (Checkpointing(mode="full"),) if recomputed else ()
+    short = Path(name.removeprefix(HUB)).stem if name.startswith(HUB) else name.rpartition(":")[2]
+    return trace(
+        make, arguments, dtype=dtype, device=device, checkpointing=ways, name=short
+    )
+
+
+def _of_user(name: str) -> Callable[[], nn.Module]:
+    """The class or function that makes the user's module."""
+    path, _, attribute = name.partition(":")
+    if not attribute or not all(part.isidentifier() for part in (*path.split("."), attribute)):
+        raise ArgumentError(
+            where="module", expected="mymodel:MyModel, or hf:config.json", found=name[:60]
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the folder that the command runs in, as python -m has it
+    try:
+        make = getattr(import_module(path), attribute)
+    except (Exception, SystemExit) as error:  # whatever a user's code may raise
+        raise user_code_error(
+            name, "a module of Python that can be imported", error,
+            remedy="start it in the folder that has it",
+        ) from error
+    if not callable(make):
+        raise ArgumentError(
+            where=f"module {name[:60]}", expected="a class or function without arguments",
+            found=type(make).__name__,
+        )
+    return lambda: _made(make, name)
+
+
+def _made(make: Callable[[], Any], name: str) -> nn.Module:
+    with torch.device("meta"):  # no memory, whatever its size
+        module = make()
+    if not isinstance(module, nn.Module):
+        raise ArgumentError(
+            where=f"module {name[:60]}", expected="a torch.nn.Module", found=type(module).__name__
+        )
+    return module
+
+
+def _of_transformers(
+    path: str, given: Sequence[tuple[str, tuple[int, ...], torch.dtype]]
+) -> tuple[Callable[[], nn.Module], Mapping[str, Any]]:
+    """The module of a config.json, and its inputs: tokens, and labels of the same shape."""
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError:
+        raise BackendUnavailableError(
+            where=f"module {HUB}{path[:60]}", expected="transformers, which makes the module",
+            found="no transformers", remedy="pip install 'zsim[huggingface]'",
+        ) from None
+    file = Path(path)
+    if not file.is_file():
+        raise ArgumentError(
+            where=f"module {HUB}{path[:60]}", expected="a config.json", found="no such file"
+        )
+    try:
+        config = AutoConfig.from_pretrained(str(file), local_files_only=True)
+    except Exception as error:  # transformers raises what it likes
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ArgumentError(
+            where=f"module {HUB}{path[:60]}", expected="a config.json of a causal language model",
+            found=line,
+        ) from None
+    config.use_cache = False
+    if len(given) != 1 or len(given[0][1]) != 2:
+        raise ArgumentError(
+            where="--input", expected="one shape of tokens with a config.json, as 2x2048",
+            found=str(len(given)),
+        )
+    shape = given[0][1]
+    inputs = {"input_ids": (shape, torch.int64), "labels": (shape, torch.int64)}
+    return lambda: _made(lambda: AutoModelForCausalLM.from_config(config), f"{HUB}{path}"), inputs
+
+
+def _arguments(given: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> Any:
+    """Inputs by position, or by name where each has one."""
+    if all(name for name, _, _ in given):
+        return {name: (shape, dtype) for name, shape, dtype in given}
+    if any(name for name, _, _ in given):
+        raise ArgumentError(
+            where="--input", expected="a name of every input, or of none", found="of some"
+        )
+    return [(shape, dtype) for _, shape, dtype in given]
+
+
+def _input(text: str) -> tuple[str, tuple[int, ...], torch.dtype]:
+    """Name, shape and dtype of an input, from "tokens=2x2048:int64"."""
+    name, equals, rest = text.partition("=")
+    sizes, _, dtype = (rest if equals else text).partition(":")
+    parts = sizes.split("x")
+    numel = 1
+    for part in parts:
+        numel *= int(part) if part.isascii() and part.isdigit() and len(part) < 12 else 0
+    if not 0 < numel <= MOST_ELEMENTS or (dtype or "int64") not in DTYPES:
+        raise ArgumentError(
+            where="--input", expected=f"sizes and a dtype of {', '.join(DTYPES)}, as 2x2048:int64",
+            found=text[:60],
+        )
+    kind: torch.dtype = getattr(torch, dtype or "int64")
+    return (name if equals else ""), tuple(map(int, parts)), kind

@@ -1,0 +1,53 @@
+"""`zsim trace`: the model of a module, by a backend that has torch."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import cast
+
+from zsim.autograd.traced import traced_file
+from zsim.cli.inputs import UsageError
+from zsim.cli.reports import report
+from zsim.io import files
+from zsim.io.units import counted
+from zsim.models.training_options import DTYPE_NAMES
+from zsim.runs import registry
+from zsim.runs.backend import TracingBackend
+
+
+def traced(options: argparse.Namespace) -> int:
+    """`zsim trace`: 0 where the model is written."""
+    out = Path(options.out)
+    files.require(out, option="-o")
+    if not options.inputs:
+        raise UsageError(
+            where="--input", expected="an input of forward, as 2x2048:int64", found="none"
+        )
+    backend = cast(TracingBackend, registry.find("fake", where="zsim trace"))
+    long = {short: name for name, short in DTYPE_NAMES.items()}
+    with report.progress(f"{options.module}: traced"):
+        model = backend.trace(
+            options.module, options.inputs, dtype=long.get(options.dtype),  # type: ignore[arg-type]
+            device=options.device, recomputed=options.checkpointing,
+        )
+    traced_file.save(model, out)
+    batch = model.batch
+    told = {
+        "file": str(out), "num_parameters": model.num_parameters,
+        "units": [unit.fqn for unit in model.units],
+        "micro_batch": batch.micro_batch, "sequence_length": batch.sequence_length,
+    }
+    if options.json:
+        report.write_json(told)
+    else:
+        report.say(
+            f"{model.name}: {model.num_parameters:,} parameters in "
+            f"{counted(len(model.units), 'unit')}"
+        )
+    report.wrote(out)
+    report.note(
+        f'a scenario has model = {{ traced = "{out.name}" }} and batch = {{ micro_batch = '
+        f"{batch.micro_batch}, sequence_length = {batch.sequence_length} }}"
+    )
+    return 0
