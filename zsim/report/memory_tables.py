@@ -49,17 +49,30 @@ def memory_table(side: ReportSide) -> Table | None:
 
 
 def _measured(rank: RankRun) -> Table | None:
+    """The total after each op, or where the meter saw no ops at the start and peak of each part."""
     memory = rank.phases["steady"].memory
-    if not memory.timeline:
+    moments = [
+        (f"after {name}", nbytes, rank.spans[number].issued_ns if same else 0)
+        for same in [len(rank.spans) == len(memory.timeline)]
+        for number, (name, nbytes) in enumerate(memory.timeline)
+    ]
+    if not moments:
+        moments = [
+            (f"{at} of {part.name}, micro-batch {part.micro_batch}", nbytes, 0)
+            for part in memory.parts
+            for at, nbytes in (("start", part.start_bytes), ("peak", part.peak_bytes))
+        ]
+        moments += [("end of the step", memory.end_bytes, 0)] if moments else []
+    if not moments:
         return None
     labels, points, before = Words(), [], memory.start_bytes
-    for number, (name, nbytes) in enumerate(memory.timeline):
-        issued = rank.spans[number].issued_ns if len(rank.spans) == len(memory.timeline) else 0
-        points.append([labels.number(f"after {name}"), issued, 0, nbytes - before])
+    for name, nbytes, issued in moments:
+        points.append([labels.number(name), issued, 0, nbytes - before])
         before = nbytes
     return {
         "rank": rank.rank, "capacity_bytes": 0, "kinds": [TOTAL], "owners": [[TOTAL, ""]],
         "start": [memory.start_bytes], "labels": labels.table(), "points": points,
+        "by_part": not memory.timeline,
     }
 
 

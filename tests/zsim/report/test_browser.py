@@ -148,6 +148,12 @@ def test_each_stage_shows_its_holders_at_each_change(page, sides):
     box = page.locator("#holders canvas").bounding_box()
     page.mouse.move(box["x"] + 120, box["y"] + 40)
     assert "rank 0, " in page.inner_text("#tip")
+    page.focus("#holders canvas")
+    page.keyboard.press("ArrowRight")
+    first = told(page, "holders")
+    page.keyboard.press("ArrowDown")
+    assert first.startswith("rank 0, ")
+    assert told(page, "holders").startswith("rank 1, ")
 
 
 def test_links_and_devices_of_the_topology_tell_their_traffic_and_groups(page):

@@ -107,6 +107,13 @@ def test_the_command_writes_a_page_of_scenarios_and_saved_runs(tmp_path: Path, c
     assert main(["report", scenario, "-o", scenario]) == 2  # and nothing else
 
 
+def test_more_sides_than_a_page_can_show_are_refused(tmp_path, capsys):
+    scenario = str(PARITY / "zero3-mlp-4.toml")
+    out = tmp_path / "report.html"
+    assert main(["report", *[str(tmp_path / "run.json")] * 8, scenario, "-o", str(out)]) == 2
+    assert "at most 8 scenarios and Runs, found 9" in capsys.readouterr().err
+
+
 def test_without_the_package_that_carries_d3_the_command_says_how_to_get_it(
     tmp_path, monkeypatch, capsys
 ):

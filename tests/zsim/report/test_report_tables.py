@@ -12,6 +12,7 @@ import zsim
 from tests.support.folders import PARITY
 from zsim.report import data_of, of_record, of_scenario
 from zsim.report.candidate_tables import dominates
+from zsim.report.memory_tables import memory_table
 from zsim.report.memory_walk import MemoryWalk, thinned, walk
 from zsim.report.sides import ReportSide
 from zsim.report.timeline_tables import (
@@ -133,6 +134,23 @@ def test_merged_rows_cover_the_same_time_and_lose_no_exposed_nanosecond(rows, wi
         row for row in kept if row[END] - row[START] >= 3 * max(width, 1)
     ]
     assert {row[CRITICAL] for row in fewer} == {row[CRITICAL] for row in track}
+
+
+def test_a_record_without_ops_has_the_total_at_each_part():
+    record = of_scenario(gpt("fsdp2")).record
+    rank = record.ranks[0]
+    steady = rank.phases["steady"]
+    memory = replace(steady.memory, timeline=(), by_kind={})
+    phases = {**rank.phases, "steady": replace(steady, memory=memory)}
+    table = memory_table(of_record(replace(record, ranks=(replace(rank, phases=phases),))))
+    assert table is not None
+    totals, now = [], table["start"][0]
+    for _, _, _, change in table["points"]:
+        now += change
+        totals.append(now)
+    assert max(totals) == memory.peak_bytes
+    assert totals[-1] == memory.end_bytes
+    assert "peak of backward, micro-batch 0" in table["labels"]
 
 
 def test_each_device_sends_over_its_fabric_what_the_run_says_that_it_sends(side):

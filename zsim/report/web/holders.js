@@ -17,11 +17,11 @@ function holdersWidget() {
   button(controls, "▶", "Next change", () => moveTo(at + 1));
   const output = element(box, "div", "", { class: "output", "aria-live": "polite" });
   const drawing = element(box, "div", "", { class: "draw" });
-  const canvas = element(drawing, "canvas", "", { role: "img",
-    "aria-label": "Bytes that each rank holds of each unit" });
+  const canvas = element(drawing, "canvas", "", { tabindex: 0, role: "application",
+    "aria-label": "Bytes that each rank holds of each unit; arrows go from cell to cell" });
   legend(box, ["parameters", "unsharded_parameters", "gradients", "unsharded_gradients",
     "optimizer_states"].map(kind => [words(kind), kind]));
-  let at = 0, tables = [], shown = null, units = [], most = new Map(), cells = [];
+  let at = 0, tables = [], shown = null, units = [], most = new Map(), cells = [], chosen = null;
 
   // Each rank program's bytes by unit and kind after `index` changes of it.
   function held(program, index) {
@@ -54,6 +54,7 @@ function holdersWidget() {
     units = order.slice(0, 130);
     most = largest;
     at = 0;
+    chosen = null;
   }
 
   const stage = () => tables[Number(stages.value) || 0];
@@ -63,7 +64,7 @@ function holdersWidget() {
     draw();
   }
   slider.addEventListener("input", () => moveTo(Number(slider.value)));
-  stages.addEventListener("change", () => { at = 0; draw(); });
+  stages.addEventListener("change", () => { at = 0; chosen = null; draw(); });
 
   function draw() {
     if (shown !== report.sides[chosenSide]) prepare();
@@ -98,6 +99,13 @@ function holdersWidget() {
       `${point ? first.labels[point[0]] : "between two steps"} (${at} of ${slider.max}), rank ` +
       `${now.ranks[0][0]} holds ${formatBytes(sum)} of these` +
       (now.left_out ? `; ${now.left_out} are not drawn` : "");
+    if (chosen !== null) {
+      const { x, y, width: w, height: h, text } = cells[chosen];
+      context.strokeStyle = colour("accent");
+      context.lineWidth = 2;
+      context.strokeRect(x - 1, y - 1, w + 2, h + 2);
+      output.textContent = text.replaceAll("\n", ", ");
+    }
     slider.setAttribute("aria-valuetext", output.textContent);
   }
 
@@ -130,5 +138,12 @@ function holdersWidget() {
     tip(event, cellAt ? cellAt.text : "");
   });
   canvas.addEventListener("pointerleave", event => tip(event, ""));
+  canvas.addEventListener("keydown", event => {
+    const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -units.length, ArrowDown: units.length };
+    if (!(event.key in by) || !cells.length) return;
+    event.preventDefault();
+    const next = chosen === null ? 0 : chosen + by[event.key];
+    if (next >= 0 && next < cells.length) { chosen = next; draw(); }
+  });
   drawn("holders", draw);
 }

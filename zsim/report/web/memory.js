@@ -104,7 +104,7 @@ function memoryWidget() {
       svg.append("path").attr("d", area(series)).style("fill", `var(--${data.kinds[series.key]})`);
     }
     for (const other of report.sides) {
-      if (other === side || !other.memory) continue;
+      if (other === side || !other.memory || other.memory.by_part) continue;
       const totals = memoryStates(other.memory).totals;
       const wide = d3.scaleLinear().domain([0, totals.length - 1]).range(x.range());
       svg.append("path").attr("d", d3.line().x((_, i) => wide(i)).y(d => y(d))
