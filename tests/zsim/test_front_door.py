@@ -67,7 +67,8 @@ MEMBERS = {
                 "lint_ignore mesh model name offload optimizer options precision seed steps "
                 "strategy sync tables to_dict to_json to_toml with_ with_parts work "
                 "world_size wrapping",
-    "Plan": "alike front options recommended refused request scenario space to_dict to_json",
+    "Plan": "alike front options recommended refused request scenario space to_dict to_json "
+            "to_pandas",
     "Sweep": "axes best front rows to_csv to_dict to_jsonl to_pandas write",
 }
 SMALL = zsim.Scenario(

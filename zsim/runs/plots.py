@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from zsim.errors import ZsimError
+from zsim.io.data_frame import data_frame
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import RankRun, RunRecord
 
@@ -17,12 +18,15 @@ COLOURS = {
     "broadcast": "#b59a3d", "copy": "#5fb0a5",
 }
 OTHER = "#aab2bf"
+SPAN_COLUMNS = (
+    "name", "kind", "unit", "stream", "group", "nbytes", "issued_ns", "start_ns", "end_ns"
+)
 ROW = 0.8
 """Height of a stream's row, in rows."""
 
 
 class PictureError(ZsimError):
-    """A picture that cannot be drawn, or a table that cannot be made."""
+    """A picture that cannot be drawn."""
 
 
 def timeline(record: RunRecord, *, rank: int | None = None) -> Any:
@@ -88,26 +92,14 @@ def memory(record: RunRecord, *, rank: int | None = None) -> Any:
     return figure
 
 
-def data_frame(record: RunRecord) -> Any:
-    """A DataFrame of pandas with a row for each span of each recorded rank.
-
-    PictureError without pandas.
-    """
-    try:
-        import pandas
-    except ImportError:
-        raise PictureError(
-            where="to_pandas()", expected="pandas", found="none",
-            remedy="pip install 'zsim[notebook]'",
-        ) from None
-    return pandas.DataFrame(
+def spans_frame(record: RunRecord) -> Any:
+    """A DataFrame of pandas with a row for each span of each recorded rank."""
+    return data_frame(
         [
-            [rank.rank, span.name, span.kind, span.unit, span.stream, span.group, span.nbytes,
-             span.issued_ns, span.start_ns, span.end_ns]
+            (rank.rank, *(getattr(span, column) for column in SPAN_COLUMNS))
             for rank in record.ranks for span in rank.spans
         ],
-        columns=["rank", "name", "kind", "unit", "stream", "group", "nbytes", "issued_ns",
-                 "start_ns", "end_ns"],
+        ("rank", *SPAN_COLUMNS),
     )
 
 

@@ -262,7 +262,7 @@ class Run:
 
     def to_pandas(self) -> Any:
         """A DataFrame with a row for each span of each recorded rank; ZsimError without pandas."""
-        return plots.data_frame(self.record)
+        return plots.spans_frame(self.record)
 
     def plot_timeline(self, *, rank: int | None = None) -> Any:
         """matplotlib's Figure of the streams of `rank`, by default the first that was recorded.

@@ -12,6 +12,7 @@ from typing import Any
 from zsim.analysis.fit_table import SURER
 from zsim.analysis.planner.option import Option, dominates
 from zsim.analysis.planner.space import Space
+from zsim.io.data_frame import data_frame
 from zsim.io.html_table import html_table
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
@@ -78,6 +79,20 @@ class Plan:
     def to_json(self) -> str:
         """`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False, default=str)
+
+    def to_pandas(self) -> Any:
+        """A DataFrame with a row for each option that was simulated; ZsimError without pandas."""
+        front = {each.name for each in self.front}
+        return data_frame(
+            [
+                (each.name, each.gpus, each.scenario.batch.micro_batch, each.way,
+                 each.memory.verdict, each.memory.needed.nbytes, each.step_time_ns,
+                 each.tokens_per_s, each.name in front, each.reason)
+                for each in self.options
+            ],
+            ("name", "gpus", "micro_batch", "way", "verdict", "needed_bytes", "step_time_ns",
+             "tokens_per_s", "on_front", "reason"),
+        )
 
     def _repr_html_(self) -> str:
         """The front as a table, for notebooks; an arrow marks the option to take."""

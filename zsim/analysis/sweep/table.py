@@ -18,6 +18,7 @@ from typing import Any
 from zsim.analysis.sweep.axes import Axes, SweepError
 from zsim.analysis.sweep.point import FIGURES, Row
 from zsim.io import files
+from zsim.io.data_frame import data_frame
 from zsim.io.html_table import html_table
 from zsim.io.units import format_bytes, format_time
 
@@ -74,16 +75,8 @@ class Sweep:
         return "".join(f"{json.dumps(row, allow_nan=False, default=str)}\n" for row in self.rows)
 
     def to_pandas(self) -> Any:
-        """The table as a DataFrame; SweepError without pandas."""
-        try:
-            import pandas
-        except ImportError:
-            raise SweepError(
-                where="to_pandas()", expected="pandas", found="none",
-                remedy="pip install 'zsim[notebook]'",
-            ) from None
-
-        return pandas.DataFrame(list(self.rows), columns=self._columns())
+        """The table as a DataFrame; ZsimError without pandas."""
+        return data_frame(self.rows, self._columns())
 
     def write(self, path: Path) -> None:
         """The table as its ending says; SweepError for another one, or without pyarrow for Parquet.

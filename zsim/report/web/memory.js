@@ -104,7 +104,7 @@ function memoryWidget() {
       svg.append("path").attr("d", area(series)).style("fill", `var(--${data.kinds[series.key]})`);
     }
     for (const other of report.sides) {
-      if (other === side || !other.memory || other.memory.by_part) continue;
+      if (other === side || !other.memory || other.memory.by_part || data.by_part) continue;
       const totals = memoryStates(other.memory).totals;
       const wide = d3.scaleLinear().domain([0, totals.length - 1]).range(x.range());
       svg.append("path").attr("d", d3.line().x((_, i) => wide(i)).y(d => y(d))
@@ -120,7 +120,7 @@ function memoryWidget() {
     svg.append("g").attr("class", "axis").attr("transform", "translate(72,0)")
       .call(axisOf(y, d3.axisLeft, BYTES, 5));
     svg.append("text").attr("class", "faint").attr("x", 72).attr("y", 254)
-      .text("first op issued → last op issued");
+      .text(data.by_part ? "start and peak of each part" : "first op issued → last op issued");
     cursor = svg.append("line").attr("y1", 6).attr("y2", 240).style("stroke", "var(--ink)")
       .style("stroke-width", 1.5);
     svg.node().addEventListener("click", event => moveTo(Math.max(0, Math.min(data.points.length,

@@ -105,11 +105,12 @@ function timelineWidget() {
         context.fillRect(x, row.y + ROW - 6, Math.max(0.6, w), 3);
       }
       if (span[CRITICAL] && w > 1.5) outline(context, span, row, colour("critical"), 1.2);
-      const text = data.what[span[WHAT]][1] || kind;
-      if (w > 30) {
+      if (w > 24) {
         context.fillStyle = "#ffffff";
         const room = Math.floor((Math.min(w, scale(to) - x) - 6) / 6.6);
-        if (room > 2) context.fillText(text.length > room ? `${text.slice(0, room - 1)}…` : text,
+        const whole = data.what[span[WHAT]][1] || kind;
+        const text = whole.length > room ? whole.replace(/^.*\./, ".") : whole;
+        if (room > 1) context.fillText(text.length > room ? `${text.slice(0, room - 1)}…` : text,
           Math.max(x, left) + 3, row.y + ROW / 2 - 1);
       }
     }
