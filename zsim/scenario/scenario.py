@@ -355,10 +355,7 @@ def load(path: str | PathLike[str]) -> Scenario:
     file = path_of(path, where="path", expected=expected, remedy=remedy)
     try:
         if not file.is_file():
-            remedy = (
-                "`zsim list scenarios` shows those there are" if Path("scenarios").is_dir()
-                else "give the path of a scenario's TOML file"
-            )
+            remedy = "`zsim list scenarios` shows those there are, and `zsim new` makes one"
             raise ScenarioError((f"{file}: no such file, or not a plain one; {remedy}",))
         with file.open("rb") as stream:
             data = stream.read(limits.MAX_BYTES + 1)

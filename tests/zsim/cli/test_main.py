@@ -247,19 +247,16 @@ def test_list_scenarios_describes_those_below_the_folder(capsys, monkeypatch):
     assert "scenarios/parity/zero3-mlp-4.toml" in names
 
 
-def test_list_outside_a_checkout_names_all_but_scenarios(capsys, monkeypatch, tmp_path):
+def test_list_outside_a_checkout_names_the_scenarios_that_come_with_zsim(
+    capsys, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
-    listed = output(capsys, "list")
-    assert [what for what, rows in listed.items() if rows] == [
-        "models", "clusters", "devices", "strategies", "backends"
-    ]
-    assert main(["list"]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.startswith("models\n")
-    assert printed.err.startswith("note: zsim list scenarios: expected a folder called scenarios ")
-    assert main(["list", "scenarios"]) == 2
+    names = [row["name"] for row in output(capsys, "list", "scenarios")["scenarios"]]
+    assert len(names) == len([*(ROOT / "scenarios").rglob("*.toml")])
+    small = next(name for name in names if name.endswith("/parity/zero3-mlp-4.toml"))
+    assert main(["run", small]) == 0
     assert main(["run", "nope.toml"]) == 2
-    assert "list scenarios" not in capsys.readouterr().err.splitlines()[-1]
+    assert "`zsim new` makes one" in capsys.readouterr().err
 
 
 def test_list_schema_is_the_json_schema(capsys):

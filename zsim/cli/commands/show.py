@@ -6,12 +6,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from importlib.resources import files as files_of
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zsim import api
 from zsim.analysis import advice
-from zsim.cli.inputs import UsageError, load_one, read, warned
+from zsim.cli.inputs import load_one, read, warned
 from zsim.cli.reports import memory_report, report
 from zsim.engine.simulate import LostLinkError
 from zsim.errors import ScenarioError
@@ -166,15 +167,6 @@ def listing(options: argparse.Namespace) -> int:
         return 0
     chosen = [options.what] if options.what else list(LISTINGS)
     lists = {what: list(LISTINGS[what]()) for what in chosen}
-    if not lists.get("scenarios", True):
-        expected = "a folder called scenarios with .toml files in this directory"
-        lack = UsageError(
-            where="zsim list scenarios", expected=expected, found="none",
-            remedy="the project's checkout has one",
-        )
-        if options.what:
-            raise lack
-        report.note(str(lack))
     report.print_lists(lists, as_json=options.json)
     return 0
 
@@ -183,7 +175,10 @@ Row = tuple[str, str]
 
 
 def _scenarios() -> Iterator[Row]:
-    for path in sorted(Path("scenarios").rglob("*.toml")):
+    """Files of the folder scenarios where there is one, else those that come with zsim."""
+    here = sorted(Path("scenarios").rglob("*.toml"))
+    shipped = Path(str(files_of("zsim") / "presets" / "scenarios")).resolve()
+    for path in here or sorted(shipped.rglob("*.toml")):
         try:
             yield str(path), load(path).description
         except ScenarioError as error:
