@@ -43,7 +43,8 @@ class HostMemory:
     """Bytes that offloading takes of a node's host at once, on the node that takes most: all of
     them, those pinned, and all by kind.
 
-    Processes and the system take `other_bytes` besides, and at most `most_other_bytes`.
+    torch's rounding of pinned blocks to powers of two takes `rounding_bytes` more. Processes and
+    the system take `other_bytes` besides, and at most `most_other_bytes`.
     """
 
     num_ranks: int
@@ -51,6 +52,7 @@ class HostMemory:
     offloaded_bytes: int
     pinned_bytes: int
     by_kind: Mapping[str, int]
+    rounding_bytes: int
     other_bytes: int
     most_other_bytes: int
     capacity_bytes: int
@@ -59,16 +61,21 @@ class HostMemory:
     @property
     def needed_bytes(self) -> int:
         """Bytes needed, as expected."""
-        return self.offloaded_bytes + self.other_bytes
+        return self._least_bytes + self.other_bytes
+
+    @property
+    def _least_bytes(self) -> int:
+        return self.offloaded_bytes + self.rounding_bytes
 
     @property
     def verdict(self) -> HostVerdict:
-        """FITS with the most that others may take; OOM where offloaded bytes alone are too many."""
+        """FITS with the most that others may take; OOM where offloaded bytes alone, in blocks, are
+        too many."""
         if not self.capacity_bytes:
             return "UNKNOWN"
-        if self.offloaded_bytes > self.capacity_bytes:
+        if self._least_bytes > self.capacity_bytes:
             return "OOM"
-        high = self.offloaded_bytes + self.most_other_bytes
+        high = self._least_bytes + self.most_other_bytes
         return "FITS" if high <= self.capacity_bytes else "TIGHT"
 
     def __str__(self) -> str:

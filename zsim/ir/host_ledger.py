@@ -25,10 +25,14 @@ ON_HOST = (OFFLOADED, SAVED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRecord:
     """Host memory of one rank in a phase: the most bytes at once, those by kind, and the bytes at
-    its end. The most that are pinned at once, and the most of activations, are apart."""
+    its end. The most that are pinned at once, and the most of activations, are apart.
+
+    torch rounds each pinned block up to a power of two; `rounding_bytes` come to the pinned ones.
+    """
 
     peak_bytes: int
     pinned_bytes: int
+    rounding_bytes: int
     saved_bytes: int
     end_bytes: int
     by_kind: Mapping[str, int]
@@ -40,12 +44,13 @@ class _Walk:
     by_kind: Counter[str] = field(default_factory=Counter)
     allocated: int = 0
     pinned: int = 0
+    rounded: int = 0
 
     def follow(self, ops: Iterable[Op]) -> HostRecord:
         """The record of `ops`; ProgramError where a buffer lives twice or is freed without living.
         """
         peak, most_pinned, split = self.allocated, self.pinned, dict(self.by_kind)
-        most_saved = self.by_kind["activations"]
+        most_saved, most_rounded = self.by_kind["activations"], self.rounded
         for op in ops:
             for event in op.host:
                 if isinstance(event, Free):
@@ -53,12 +58,13 @@ class _Walk:
                     continue
                 self._allocate(event, op)
                 most_pinned = max(most_pinned, self.pinned)
+                most_rounded = max(most_rounded, self.rounded)
                 most_saved = max(most_saved, self.by_kind["activations"])
                 if self.allocated > peak:
                     peak, split = self.allocated, dict(self.by_kind)
         return HostRecord(
-            peak_bytes=peak, pinned_bytes=most_pinned, saved_bytes=most_saved,
-            end_bytes=self.allocated,
+            peak_bytes=peak, pinned_bytes=most_pinned, rounding_bytes=most_rounded - most_pinned,
+            saved_bytes=most_saved, end_bytes=self.allocated,
             by_kind={kind: nbytes for kind, nbytes in split.items() if nbytes},
         )
 
@@ -66,18 +72,26 @@ class _Walk:
         if event.buffer in self.live:
             raise _during(op, allocated_again(event.buffer))
         self.live[event.buffer] = event
-        self._add(event, event.nbytes)
+        self._add(event, 1)
 
     def _free(self, event: Free, op: Op) -> None:
         made = self.live.pop(event.buffer, None)
         if made is None:
             raise _during(op, not_live(event.buffer))
-        self._add(made, -made.nbytes)
+        self._add(made, -1)
 
-    def _add(self, event: HostAlloc, nbytes: int) -> None:
+    def _add(self, event: HostAlloc, sign: int) -> None:
+        nbytes = sign * event.nbytes
         self.by_kind[event.kind] += nbytes
         self.allocated += nbytes
-        self.pinned += nbytes if event.pinned else 0
+        if event.pinned:
+            self.pinned += nbytes
+            self.rounded += sign * pinned_block(event.nbytes)
+
+
+def pinned_block(nbytes: int) -> int:
+    """Bytes of the block that torch pins for so many (ATen/core/CachingHostAllocator.h)."""
+    return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 
 def replay_host(program: RankProgram) -> Mapping[PhaseName, HostRecord]:

@@ -185,6 +185,20 @@ def test_a_host_without_room_is_the_verdict_s_though_the_device_fits() -> None:
     assert answer.host.by_kind == {"activations": answer.host.offloaded_bytes}
 
 
+@pytest.mark.parametrize(("pin", "rounds"), [("true", True), ("false", False)])
+def test_pinned_copies_take_blocks_of_powers_of_two(pin: str, rounds: bool) -> None:
+    """17 tokens of 64 elements in bf16 are 2,176 B, in a block of 4,096 B."""
+    case = scenario("ddp", f"{SAVED}, pin_memory = {pin}", checkpointing="full", tokens=17)
+    answer, sent = assess(planned(case)).host, crossed(plan(case, device="cuda"), "to_host")
+    assert answer is not None
+    assert 17 * 64 * 2 in sent
+    blocks = [next(2**n for n in range(40) if 2**n >= nbytes) for nbytes in sent]
+    assert answer.rounding_bytes == 8 * (sum(blocks) - sum(sent)) * rounds
+    assert answer.needed_bytes == (
+        8 * sum(sent) + answer.rounding_bytes + answer.other_bytes
+    )
+
+
 def test_blocks_lowered_once_save_as_blocks_lowered_each() -> None:
     model, batch = scenario(more="model.num_layers = 4").model, scenario().batch
     hook = SavedTensorsHook(what="saved_tensors")

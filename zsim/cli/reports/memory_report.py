@@ -88,6 +88,8 @@ def print_answer(
         say("in host memory of a node, with all its ranks")
         for kind, nbytes in answer.host.by_kind.items():
             say(f"      {kind:48} {_bytes(nbytes)}")
+        rounding = "rounding of pinned blocks to powers of two"
+        say(f"      {rounding:48} {_bytes(answer.host.rounding_bytes)}")
         say(f"      {'processes and the system (assumed)':48} {_bytes(answer.host.other_bytes)}")
     unconfirmed = [
         item.name if item.nbytes else f"{item.name} (none expected, up to "
