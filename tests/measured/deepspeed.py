@@ -46,27 +46,38 @@ OPTIMIZERS: tuple[Tables, ...] = (
     {}, {"clip_norm": 0.5}, {"name": "sgd"}, {"name": "sgd", "momentum": 0.9, "clip_norm": 1.0},
     {"implementation": "fused"}, {"implementation": "for-loop", "clip_norm": 0.1},
 )
+SEED = 3000
+"""The seed of the first draw."""
 BUCKETS = (20, 50, 100, 200, 300, 1000, 5000)
+ON_HOST: Tables = {"optimizer": "cpu"}
+ALL_ON_HOST = ON_HOST | {"parameters": "cpu"}
 BOOLEANS = ("overlap_comm", "round_robin_gradients", "check_grad_overflow")
+
+
+def offloads(*tables: Tables) -> list[Tables]:
+    """The tables `offload` of scenarios, without an empty one."""
+    return [{"offload": each} if each else {} for each in tables]
 
 
 def grid() -> list[Tables]:
     """Stages 1 and 2 with one and two micro-batches, buckets of three sizes, on two and four ranks.
-    """
+    The optimizer is on the device, or on the host."""
     return [
         {
             "model": MODELS[1],
             "batch": {"micro_batch": 2, "sequence_length": 4, "accumulation": accumulation},
             "cluster": {"preset": "cpu-gloo", "ranks": ranks},
-            "strategy": {"name": name, "reduce_bucket_size": bucket},
+            "strategy": {"name": name, "reduce_bucket_size": bucket}, **offload,
         }
-        for name, accumulation, bucket, ranks in product(ENGINE, (1, 2), (50, 300, 5000), RANKS)
+        for name, accumulation, bucket, ranks, offload in product(
+            ENGINE, (1, 2), (50, 300, 5000), RANKS, offloads({}, ON_HOST)
+        )
     ]
 
 
 def sharded_grid() -> list[Tables]:
     """Stage 3 with one and two micro-batches, buckets and gathers ahead of two sizes, on two and
-    four ranks."""
+    four ranks. Everything is on the device, or the optimizer, or also parameters on the host."""
     return [
         {
             "model": MODELS[1],
@@ -76,8 +87,11 @@ def sharded_grid() -> list[Tables]:
                 "name": "deepspeed3", "reduce_bucket_size": bucket,
                 "stage3_prefetch_bucket_size": ahead, "stage3_param_persistence_threshold": 10,
             },
+            **offload,
         }
-        for accumulation, bucket, ahead, ranks in product((1, 2), (50, 5000), (0, 400), RANKS)
+        for accumulation, bucket, ahead, ranks, offload in product(
+            (1, 2), (50, 5000), (0, 400), RANKS, offloads({}, ON_HOST, ALL_ON_HOST)
+        )
     ]
 
 
@@ -100,6 +114,7 @@ def draw_sharded(seed: int) -> Tables:
         "batch": batch if model["family"] == "mlp" else batch | {"sequence_length": 4},
         "cluster": {"preset": "cpu-gloo", "ranks": one_of(RANKS)}, "strategy": strategy,
         "precision": one_of(PRECISIONS), "optimizer": one_of(OPTIMIZERS),
+        **one_of(offloads({}, ON_HOST, ALL_ON_HOST)),
     }
 
 
@@ -118,6 +133,7 @@ def draw(seed: int) -> Tables:
         "batch": batch if model["family"] == "mlp" else batch | {"sequence_length": 4},
         "cluster": {"preset": "cpu-gloo", "ranks": one_of(RANKS)}, "strategy": strategy,
         "precision": one_of(PRECISIONS), "optimizer": one_of(OPTIMIZERS), **more,
+        **one_of(offloads({}, ON_HOST, ON_HOST | {"pin_memory": False})),
     }
 
 
@@ -140,10 +156,16 @@ def measured_rank(
 
 
 def figures(phase: PhaseRecord) -> Tables:
-    """The compared figures of a phase: collectives, levels, and start and peak of each part."""
-    memory = phase.memory
+    """The compared figures of a phase: collectives, levels, and start and peak of each part.
+
+    A collective over a part of all ranks has its group's size.
+    """
+    memory, most = phase.memory, max(each.group_size for each in phase.collectives)
     return {
-        "collectives": [f"{each.op} {each.nbytes}" for each in phase.collectives],
+        "collectives": [
+            f"{each.op} {each.nbytes}" + f" over {each.group_size}" * (each.group_size < most)
+            for each in phase.collectives
+        ],
         "levels": [memory.start_bytes, memory.peak_bytes, memory.end_bytes],
         "parts": [
             [f"{part.name} {part.micro_batch}", part.start_bytes, part.peak_bytes]
@@ -170,6 +192,11 @@ def rows(scenarios: list[Scenario], *, timeout_s: float) -> list[Tables]:
     return measured
 
 
+def seeds(count: int) -> range:
+    """The seeds of so many draws."""
+    return range(SEED, SEED + count)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--draws", type=int, default=150)
@@ -178,8 +205,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("tests/measured/deepspeed.json"))
     parser.add_argument("--timeout", type=float, default=3600.0)
     asked = parser.parse_args()
-    sharded = [*sharded_grid(), *map(draw_sharded, range(asked.sharded_draws))]
-    tables = [*([] if asked.only_sharded else [*grid(), *map(draw, range(asked.draws))]), *sharded]
+    sharded = [*sharded_grid(), *map(draw_sharded, seeds(asked.sharded_draws))]
+    tables = [*([] if asked.only_sharded else [*grid(), *map(draw, seeds(asked.draws))]), *sharded]
     record = {
         "command": "python -m tests.measured.deepspeed", "date": time.strftime("%Y-%m-%d"),
         "deepspeed": version("deepspeed"), "torch": torch.__version__,

@@ -156,7 +156,8 @@ class SubjectTrainer:
 
     def _held(self) -> Mapping[str, int]:
         parameters = [*self.owned, *self.subject.flat()]
-        gradients = [parameter.grad for parameter in parameters if self.subject.owns_gradients]
+        own = [parameter.grad for parameter in parameters if self.subject.owns_gradients]
+        gradients = [*own, *self.subject.gradients()]
         states = self.subject.states()
         held = held_bytes(
             parameters=parameters, gradients=gradients, states=states, device=self.device

@@ -137,7 +137,7 @@ def moved(
 def _offload_under(strategy: str, offload: Offload) -> Offload:
     """The part of `offload` that the strategy can do; the rest stays on the device."""
     able = STRATEGIES[strategy].offloadable
-    if not able:
+    if not able or (offload.uses_drives and not STRATEGIES[strategy].is_own):
         return ON_DEVICE
     return replace(
         offload, optimizer=offload.optimizer if "optimizer" in able else None,

@@ -113,6 +113,11 @@ class Offload:
     """A group's states are written while the host steps the next one."""
 
     @property
+    def uses_drives(self) -> bool:
+        """True where some state lives on drives."""
+        return "nvme" in (self.optimizer, self.parameters)
+
+    @property
     def groups_in_flight(self) -> int:
         """Groups with states in buffers at once: the stepped one, the next if it is read ahead, the
         last if it is written behind."""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from zsim.autograd.traced.model import TracedModel
 from zsim.cluster.cluster import ClusterSpec
 from zsim.io.units import counted, format_bytes
 from zsim.ir.mesh import Mesh
-from zsim.ir.ops import HostAlloc
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import ON_DEVICE, Offload, Optimizer, Precision
 from zsim.strategies import STRATEGIES
 from zsim.strategies.building.optimizers import state_names
 from zsim.strategies.flat_buffer import host_buffers, layout
-from zsim.strategies.flat_buffer.groups import FlatGroup, flat_groups
+from zsim.strategies.flat_buffer.groups import flat_groups
 
 OWN_OPTION = ("fsdp2", "hsdp")
 """Strategies with an option for it in their own table, as torch has one."""
@@ -49,10 +48,19 @@ def problems(
             "offload.optimizer: expected precision.master = true, for the host steps float32 "
             "copies, found false"
         )
+    if offload.uses_drives and not STRATEGIES[strategy].is_own:
+        key = "optimizer" if offload.optimizer == "nvme" else "parameters"
+        yield f'offload.{key}: expected "cpu" with {strategy}, found "nvme", which is not modelled'
+        return
     yield from _drives(offload, optimizer)
     if offload.adam == "deepspeed" and optimizer.name != "adamw":
         yield f'offload.adam: expected "torch" with {optimizer.name}, found "deepspeed"'
-    if all(state in able for state in offload.states):
+    if not all(state in able for state in offload.states):
+        return
+    yield from _pinned(
+        STRATEGIES[strategy].pinned(offload, options, model, mesh, precision), cluster
+    )
+    if offload.uses_drives:
         groups = flat_groups(
             model, grouping=options.grouping, num_shards=mesh.size(layout.AXIS),
             dtype=precision.parameters,
@@ -62,7 +70,6 @@ def problems(
                 'offload.parameters: expected "cpu" with parameters that stay whole, found "nvme"; '
                 "leave out strategy.persistence_threshold and zero2_threshold"
             )
-        yield from _pinned(offload, groups, dtype=precision.parameters, cluster=cluster)
         yield from _room_on_drives(
             offload, cluster, nbytes=host_buffers.on_drives(
                 groups, offload=offload, dtype=precision.parameters,
@@ -135,24 +142,13 @@ def _room_on_drives(offload: Offload, cluster: ClusterSpec, *, nbytes: int) -> I
         )
 
 
-def _pinned(
-    offload: Offload, groups: Sequence[FlatGroup], *, dtype: str, cluster: ClusterSpec
-) -> Iterator[str]:
-    """More pinned memory than a node has, which no system can give."""
+def _pinned(nbytes: int, cluster: ClusterSpec) -> Iterator[str]:
+    """More pinned memory than a node has, with `nbytes` of each rank; no system can give it."""
     ranks = min(cluster.devices_per_node, cluster.num_ranks)
-    made = [
-        event
-        for group in groups
-        for event in host_buffers.constructed(group, offload=offload, dtype=dtype)
-    ]
-    made += host_buffers.swapped(groups, offload=offload, dtype=dtype)
-    needed = ranks * sum(
-        event.nbytes for event in made if isinstance(event, HostAlloc) and event.pinned
-    )
-    if 0 < cluster.host.memory < needed:
+    if 0 < cluster.host.memory < ranks * nbytes:
         yield (
             f"offload.pin_memory: expected at most {format_bytes(cluster.host.memory)}, the host "
-            f"memory of a node of {cluster.name}, found {format_bytes(needed)} that "
+            f"memory of a node of {cluster.name}, found {format_bytes(ranks * nbytes)} that "
             f"{counted(ranks, 'rank')} would pin; shard over more ranks, or pin nothing"
         )
 

@@ -17,7 +17,7 @@ from zsim.strategies import deepspeed2
 from zsim.strategies.building.training import Training
 from zsim.strategies.deepspeed2 import Options
 from zsim.strategies.deepspeed_engine.partition import FlatPartition
-from zsim.strategies.deepspeed_engine.ranks import of_ranks
+from zsim.strategies.deepspeed_engine.ranks import of_ranks, step_of
 from zsim.strategies.deepspeed_engine.step import PartitionedStep
 from zsim.strategies.strategy import Formula
 
@@ -27,7 +27,7 @@ __all__ = ["STRATEGY", "Options", "plan"]
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Programs of one step; ranks whose parts cut parameters alike share one."""
     flat = FlatPartition.of(training, mesh=mesh, options=options)
-    step = PartitionedStep.of(flat, in_hooks=options.overlap_comm, drops_others=False)
+    step = step_of(flat, in_hooks=options.overlap_comm, drops_others=False)
     forward_backward(step)
     return of_ranks(step, mesh=mesh)
 

@@ -16,9 +16,10 @@ from zsim.ir.program import Program
 from zsim.models.spec import ModelSpec
 from zsim.strategies.building.training import Training
 from zsim.strategies.deepspeed_engine import options as engine_options
+from zsim.strategies.deepspeed_engine.offload.partitioned import pinned
 from zsim.strategies.deepspeed_engine.options import ReplicaOptions
 from zsim.strategies.deepspeed_engine.partition import FlatPartition
-from zsim.strategies.deepspeed_engine.ranks import num_distinct_ranks, of_ranks
+from zsim.strategies.deepspeed_engine.ranks import num_distinct_ranks, of_ranks, step_of
 from zsim.strategies.deepspeed_engine.step import PartitionedStep
 from zsim.strategies.strategy import Formula, Strategy
 
@@ -28,7 +29,7 @@ Options = ReplicaOptions
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Programs of one step; ranks whose parts cut parameters alike share one."""
     flat = FlatPartition.of(training, mesh=mesh, options=options)
-    step = PartitionedStep.of(flat, in_hooks=True, drops_others=True)
+    step = step_of(flat, in_hooks=True, drops_others=True)
     forward_backward(step)
     return of_ranks(step, mesh=mesh)
 
@@ -58,4 +59,5 @@ STRATEGY = Strategy(
     steps_two_bytes=False, masters_of_cast=True, hooks=True, syncs=("every",), sums_losses=False,
     elsewhere=engine_options.ELSEWHERE, num_distinct_ranks=num_distinct_ranks,
     num_groups=num_groups, over_all_ranks="deepspeed2", saves="engine",
+    offloadable=("optimizer",), pinned=pinned,
 )

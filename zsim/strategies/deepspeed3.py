@@ -17,11 +17,12 @@ from zsim.models.spec import ModelSpec
 from zsim.strategies.building.step_builder import StepBuilder, rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.deepspeed_engine import options as engine_options
-from zsim.strategies.deepspeed_engine.coordinator import Coordinator
+from zsim.strategies.deepspeed_engine.offload.sharded import OffloadedShardedStep, pinned
 from zsim.strategies.deepspeed_engine.options import ShardOptions
-from zsim.strategies.deepspeed_engine.sharded import ShardedParameters
-from zsim.strategies.deepspeed_engine.sharded_ends import construction, optimizer_step
-from zsim.strategies.deepspeed_engine.sharded_step import ShardedStep
+from zsim.strategies.deepspeed_engine.shards.coordinator import Coordinator
+from zsim.strategies.deepspeed_engine.shards.ends import construction, optimizer_step
+from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
+from zsim.strategies.deepspeed_engine.shards.step import ShardedStep
 from zsim.strategies.fsdp.hook_events import (
     HookEvents,
     ModuleRun,
@@ -39,29 +40,31 @@ Options = ShardOptions
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of every rank. The second step follows the trace as all later ones do."""
     sharded = ShardedParameters.of(training, mesh=mesh, options=options)
-    first = ShardedStep.of(sharded)
+    kind = OffloadedShardedStep if training.offload.optimizer else ShardedStep
+    first = kind.of(sharded)
     coordinator = Coordinator(
         sharded.own, {parameter.fqn for parameter in sharded.persistent}, options, first
     )
     events = hook_events(training, sharded.own)
     forward_backward(first, coordinator, events, first=True)
     optimizer_step(first, coordinator, first=True)
-    steady = ShardedStep.of(sharded)
+    steady = kind.of(sharded)
     steady.take_persistent()
     coordinator.carrier = steady
     forward_backward(steady, coordinator, events, first=False)
     optimizer_step(steady, coordinator, first=False)
     built = tuple(construction(sharded).ops)
-    kinds = range(mesh.dp_shard if sharded.casts else 1)
+    alike = dict.fromkeys(map(first.kind_of, range(mesh.dp_shard)))
+    kinds = {kind: number for number, kind in enumerate(alike)}
+    assignment = tuple(kinds[first.kind_of(rank)] for rank in range(mesh.dp_shard))
     ranks: list[RankProgram] = [
         rank_program(
             built, second=steady.asserts.ops,
             first=StepBuilder(first.of_rank(rank), list(first.step.parts)),
             steady=StepBuilder(steady.of_rank(rank), list(steady.step.parts)),
         )
-        for rank in kinds
+        for rank in map(assignment.index, kinds.values())
     ]
-    assignment = tuple(kinds) if sharded.casts else (0,) * mesh.dp_shard
     return Program(mesh=mesh, ranks=tuple(ranks), assignment=assignment)
 
 
@@ -88,13 +91,14 @@ def forward_backward(
             match backward_event:
                 case PreBackward(unit):
                     if unit not in called:
-                        coordinator.fetch(unit)
+                        coordinator.fetch(unit, backward=True)
                     called.add(unit)
                 case ModuleRun(module):
                     step.backward(module, reduces=True)
                 case PostBackward(unit):
-                    coordinator.release(unit)
+                    coordinator.release(unit, backward=True)
         step.end_backward()
+        coordinator.release_leftovers()
 
 
 def num_distinct_ranks(model: ModelSpec, mesh: Mesh) -> int:
@@ -114,4 +118,5 @@ STRATEGY = Strategy(
     steps_two_bytes=False, masters_of_cast=True, hooks=True, syncs=("every",), sums_losses=False,
     elsewhere=engine_options.ELSEWHERE, num_distinct_ranks=num_distinct_ranks,
     num_groups=num_groups, over_all_ranks="deepspeed3",
+    offloadable=("optimizer", "parameters"), pinned=pinned,
 )

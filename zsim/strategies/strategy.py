@@ -63,6 +63,10 @@ def _no_elements(options: Any, model: ModelSpec) -> int:
     return 0
 
 
+def _nothing_pinned(*given: object) -> int:
+    return 0
+
+
 def _no_buffers(options: Any, model: ModelSpec, dtype: str) -> tuple[tuple[ParamGroup, bool], ...]:
     return ()
 
@@ -130,6 +134,8 @@ class Strategy:
     """`num_groups(options, model)`: param groups that are gathered or reduced as one."""
     offloadable: tuple[Literal["optimizer", "parameters", "activations"], ...] = ()
     """The keys of the scenario's table `offload` that it can do."""
+    pinned: Callable[..., int] = _nothing_pinned
+    """`pinned(offload, options, model, mesh, precision)`: bytes of a rank's pinned host memory."""
     offloads: Callable[[Any], bool] = _never
     """Sharded parameters, gradients and optimizer states lie in host memory with these options."""
 

@@ -24,7 +24,7 @@ from zsim.ir.program import Program
 from zsim.strategies.building import step_builder
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
-from zsim.strategies.flat_buffer import layout
+from zsim.strategies.flat_buffer import host_buffers, layout
 from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
 from zsim.strategies.flat_buffer.groups import (
     FlatGroup,
@@ -133,6 +133,7 @@ def finish(step: FlatBufferStep, *, first: bool) -> None:
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero1"),
     nests="buffers", is_own=True, offloadable=("optimizer", "activations"),
+    pinned=host_buffers.pinned,
     saves="buffers", flat_buffers=saved_buffers,
     num_groups=num_groups, shards_more="zero2", over_all_ranks="zero1",
 )

@@ -15,7 +15,7 @@ from zsim.strategies import zero1
 from zsim.strategies.building import step_builder
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
-from zsim.strategies.flat_buffer import layout
+from zsim.strategies.flat_buffer import host_buffers, layout
 from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
 from zsim.strategies.flat_buffer.groups import (
     Granularity,
@@ -64,6 +64,7 @@ def _step(model: FlatModel, *, first: bool) -> StepBuilder:
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero2"),
     nests="buffers", is_own=True, offloadable=("optimizer", "activations"),
+    pinned=host_buffers.pinned,
     saves="buffers", flat_buffers=saved_buffers,
     num_groups=num_groups, shards_more="zero3", over_all_ranks="zero2",
 )

@@ -32,7 +32,7 @@ from zsim.strategies import zero1
 from zsim.strategies.building import step_builder
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
-from zsim.strategies.flat_buffer import layout
+from zsim.strategies.flat_buffer import host_buffers, layout
 from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
 from zsim.strategies.flat_buffer.groups import (
     FlatGroup,
@@ -176,6 +176,7 @@ def num_whole(options: Options, model: ModelSpec) -> int:
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero3"),
     nests="buffers", is_own=True, offloadable=("optimizer", "parameters", "activations"),
+    pinned=host_buffers.pinned,
     saves="buffers", flat_buffers=saved_buffers, num_whole=num_whole,
     num_groups=num_groups, problems=problems, over_all_ranks="zero3",
     prefetch_depths=("lookahead",),

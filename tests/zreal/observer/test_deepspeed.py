@@ -72,7 +72,7 @@ def residue(scenario: Scenario) -> int:
 def test_few_rows_need_the_residue() -> None:
     """The order of waits is DeepSpeed's own in all but a few records."""
     unequal = [row for row in RECORD["rows"] if "deepspeed3" in row["text"] and not equal(row)]
-    assert len(unequal) <= 2
+    assert len(unequal) <= 4
 
 
 def equal(row: dict[str, Any]) -> bool:
@@ -146,12 +146,26 @@ def test_a_missing_or_another_deepspeed_is_refused_with_the_line_that_installs_i
     assert "pip install --no-build-isolation 'zsim[real,deepspeed]'" in str(error.value)
 
 
+def test_offloaded_states_have_deepspeeds_words() -> None:
+    case = Scenario(
+        model=measured.MODELS[0], batch={"micro_batch": 2}, offload=measured.ALL_ON_HOST,
+        cluster={"preset": "cpu-gloo", "ranks": 2}, strategy={"name": "deepspeed3"},
+    )
+    config = deepspeed_engine.config(case)
+
+    moved = {"device": "cpu", "pin_memory": True}
+    assert config["zero_optimization"]["offload_optimizer"] == moved
+    assert config["zero_optimization"]["offload_param"] == moved
+
+
 def test_the_engines_config_says_what_the_scenario_says() -> None:
     config = deepspeed_engine.config(scenario(reduce_bucket_size=77, overlap_comm=True))
 
     assert config["zero_optimization"] == {
-        "stage": 2, "reduce_bucket_size": 77, "allgather_bucket_size": 500_000_000,
+        "stage": 2, "memory_efficient_linear": False, "reduce_bucket_size": 77,
+        "allgather_bucket_size": 500_000_000,
         "allgather_partitions": True, "overlap_comm": True, "contiguous_gradients": True,
         "round_robin_gradients": False, "reduce_scatter": True,
     }
+    assert "offload_optimizer" not in config["zero_optimization"]
     assert (config["gradient_clipping"], config["communication_data_type"]) == (0.0, "fp32")

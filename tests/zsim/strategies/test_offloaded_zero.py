@@ -199,9 +199,10 @@ def test_a_faster_host_slows_no_step_and_none_is_faster_than_its_bytes(
 
 
 @pytest.mark.parametrize(("strategy", "offload", "more", "complaint"), [
-    ("ddp", CPU, "", "offload.optimizer: expected one of the strategies zero1, zero2, zero3, found "
-                     "ddp"),
-    ("zero2", BOTH, "", "offload.parameters: expected one of the strategies zero3, found zero2"),
+    ("ddp", CPU, "", "offload.optimizer: expected one of the strategies zero1, zero2, zero3, "
+                     "deepspeed1, deepspeed2, deepspeed3, found ddp"),
+    ("zero2", BOTH, "", "offload.parameters: expected one of the strategies zero3, deepspeed3, "
+                        "found zero2"),
     ("fsdp2", CPU, "", "offload.optimizer: unknown to fsdp2; its option strategy.offload = true "
                        "moves all sharded states"),
     ("zero3", 'parameters = "cpu"', "",

@@ -285,9 +285,39 @@ def test_ranks_assert_that_their_traces_are_the_same_before_they_follow_them() -
     assert [op.nbytes for op in rank.second] == [8, 8 * steps, 8, 8 * uses, 8, 8 * uses]
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_copies_in_larger_shards_are_gathered_from_until_the_step(accumulation: int) -> None:
+    """hpZ: only the first forward gathers over all ranks, and others over h neighbours. Copies of
+    1/h of each parameter live from its release to the step."""
+    case = sharded(
+        ranks=4, accumulation=accumulation, stage3_prefetch_bucket_size=0,
+        stage3_max_reuse_distance=0, zero_hpz_partition_size=2,
+    )
+    program = plan(case, device="cpu")
+    gathers = [op for op in program.of_rank(0).steady if op.kind == "all_gather"]
+    over_all = [op.nbytes for op in gathers if op.group == "dp_shard"]
+    assert sum(over_all) == padded(case.model.parameters, 4)
+    assert {op.group for op in gathers[len(over_all) :]} == {"dp_shard:2"}
+    plain = gathered(sharded(
+        ranks=4, accumulation=accumulation, stage3_prefetch_bucket_size=0,
+        stage3_max_reuse_distance=0,
+    ))
+    assert [op.nbytes for op in gathers] == plain
+    copied = [
+        event.nbytes for op in program.of_rank(0).steady for event in op.memory
+        if isinstance(event, Alloc) and event.buffer.endswith(":secondary")
+    ]
+    assert sum(copied) == padded(case.model.parameters, 4) // 2
+    assert replay(program.of_rank(0))["steady"].end_bytes == replay(
+        plan(sharded(ranks=4), device="cpu").of_rank(0)
+    )["steady"].end_bytes
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
+        ({"strategy": {"zero_hpz_partition_size": 3}}, "expected a divisor of 2 ranks, found 3"),
+        ({"strategy": {"mics_shard_size": 2}}, "it ended with 0.19.7; hsdp shards over a part"),
         ({"strategy": {"stage3_max_live_params": 3}}, "calls it stage3_max_live_parameters"),
         ({"strategy": {"stage3_module_granularity_threshold": 9}}, "leaf modules are not modelled"),
         ({"strategy": {"reduce_scatter": False}}, "strategy.reduce_scatter: expected true"),

@@ -42,6 +42,8 @@ class Subject:
     parameters themselves."""
     flat: Callable[[], list[torch.Tensor]] = list
     """FSDP1's flat parameters, whose padding no parameter shows."""
+    gradients: Callable[[], list[torch.Tensor]] = list
+    """Gradients that are no parameter's own."""
     clip: Callable[[float], object] | None = None
     """Clips gradients by their global norm; None for torch.nn.utils.clip_grad_norm_."""
     whole: Callable[[str], dict[str, torch.Tensor]] | None = None

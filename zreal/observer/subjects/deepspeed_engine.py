@@ -32,6 +32,8 @@ from zsim.strategies.deepspeed_engine.options import VERSION
 
 STAGES = {"deepspeed1": 1, "deepspeed2": 2, "deepspeed3": 3}
 """The stage of each strategy."""
+OFFLOADED = {"optimizer": "optimizer", "parameters": "param"}
+"""DeepSpeed's words for states that are offloaded."""
 COMPILED_ON_CPU = "deepspeed_shm_comm"
 """Collectives in shared memory, which DeepSpeed would compile at each start, and no training calls.
 """
@@ -72,6 +74,8 @@ class EngineOptimizer(torch.optim.Optimizer):
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Subject:
     """`model` under DeepSpeed's engine, over all ranks of the mesh."""
     deepspeed = _deepspeed(mesh.device_type)
+    # an engine before it in this process may have had other groups for copies of parameters
+    deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     for fqns in by_unit(scenario.model).values():
         make(fqns)
     inner = make_optimizer(scenario.optimizer, trained(model))
@@ -79,12 +83,13 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Sub
         model=model, optimizer=inner, config=config(scenario), dist_init_required=False
     )
 
-    shards: list[torch.Tensor] = []
-    masters = "single_partition_of_fp32_groups"
-    if STAGES[scenario.strategy] == 3:
-        masters = "fp32_partitioned_groups_flat"
-        shards.append(_shards(optimizer))
+    sharded = STAGES[scenario.strategy] == 3
+    masters = "fp32_partitioned_groups_flat" if sharded else "single_partition_of_fp32_groups"
+    if sharded:
         _own_units(deepspeed, scenario, model)
+    shards = _shards(optimizer) if sharded else list(
+        getattr(optimizer, "param_buffer_of_bit16_for_cpu_offload_groups", ())
+    )
 
     @contextmanager
     def micro_batch(last: bool) -> Iterator[None]:
@@ -97,7 +102,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Sub
         # gradients are sums over micro-batches, as everywhere
         backward=partial(engine.backward, scale_wrt_gas=False),
         states=lambda: [*getattr(optimizer, masters), *state_tensors(inner)],
-        flat=lambda: shards,
+        flat=lambda: shards, gradients=lambda: _gradients(optimizer, getattr(optimizer, masters)),
         dtype=scenario.precision.parameters, clip=lambda norm: None,
         whole=lambda kind: _whole(kind, scenario, model, deepspeed.utils),
     )
@@ -130,22 +135,36 @@ def config(scenario: Scenario) -> dict[str, Any]:
     precision, options = scenario.precision, scenario.options
     zero = {field.name: getattr(options, field.name) for field in fields(options)}
     checks = zero.pop("check_grad_overflow", False)
+    moved = {"device": "cpu", "pin_memory": scenario.offload.pin_memory}
+    zero |= {f"offload_{OFFLOADED[state]}": moved for state in scenario.offload.states}
     return {
         "train_micro_batch_size_per_gpu": scenario.batch.micro_batch,
         "gradient_accumulation_steps": scenario.batch.accumulation,
         "gradient_clipping": scenario.optimizer.clip_norm,
         "communication_data_type": DTYPE_NAMES[precision.reduce],
         "bf16": {"enabled": precision.parameters == "bfloat16", "check_grad_overflow": checks},
-        "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": STAGES[scenario.strategy], **zero},
+        "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": {
+            "stage": STAGES[scenario.strategy], "memory_efficient_linear": False, **zero
+        },
     }
 
 
-def _shards(optimizer: Any) -> torch.Tensor:
-    """The flat buffer of this rank's shards, whose gradient is that of their gradients."""
-    shards: torch.Tensor = optimizer.lp_param_buffer.detach()
-    shards.grad = optimizer.grad_partitions_flat_buffer
-    return shards
+def _shards(optimizer: Any) -> list[torch.Tensor]:
+    """The flat buffers of this rank's shards, on the device or on the host."""
+    on_host: list[torch.Tensor] = optimizer.param_groups_fp16_flat_cpu_memory
+    return on_host or [optimizer.lp_param_buffer.detach()]
+
+
+def _gradients(optimizer: Any, masters: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients that stay from step to step: of shards, of master copies on the host, and whole
+    ones there of several micro-batches."""
+    flat = getattr(optimizer, "grad_partitions_flat_buffer", None)
+    return [
+        *([flat] if flat is not None else []),
+        *(master.grad for master in masters if master.grad is not None),
+        *getattr(optimizer, "accumulated_grads_in_cpu", {}).values(),
+    ]
 
 
 def _own_units(deepspeed: Any, scenario: Scenario, model: Model) -> None:

@@ -209,13 +209,16 @@ TABLES: Mapping[str, Any] = {
     ),
     "offload": _derived(
         "OffloadTable", Offload,
-        "States of zero1, zero2 and zero3 in host memory, where the optimizer steps, or on drives; "
-        "activations of any of torch's strategies, and these, in host memory.",
+        "States of zero1 to 3 and deepspeed1 to 3 in host memory, where the optimizer steps, of "
+        "zero1 to 3 also on drives; activations of any of torch's strategies, and zero1 to 3, in "
+        "host memory.",
         {
             "optimizer": _key(
                 "Place of float32 copies and optimizer states: host memory (cpu), or drives."
             ),
-            "parameters": _key("Place of zero3's shards of parameters; nvme with both there."),
+            "parameters": _key(
+                "Place of shards of parameters (zero3, deepspeed3); nvme with both there."
+            ),
             "activations": _key(
                 "Activations in host memory: all that autograd saves, as by torch's save_on_cpu; "
                 "or inputs of checkpointed blocks, copied beside compute as by torchtune's hook."
@@ -437,6 +440,7 @@ MEANINGS: Mapping[str, str] = {
     "stage3_param_persistence_threshold": "Elements of the largest parameters that stay whole.",
     "stage3_module_granularity_threshold": "Leaf modules; only 0 is modelled.",
     "sub_group_size": "Elements that a rank's optimizer steps at a time.",
+    "zero_hpz_partition_size": "Ranks over which copies of released parameters are sharded (hpZ).",
     "check_grad_overflow": "Two-byte gradients are searched for infinities before the step.",
     "num_layers": "Blocks.",
     "hidden_size": "Width of the residual stream.",

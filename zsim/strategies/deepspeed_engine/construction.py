@@ -14,6 +14,8 @@ from zsim.strategies.building.parameters import children_first
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.deepspeed_engine.layout import AXIS
+from zsim.strategies.deepspeed_engine.offload.partitioned import made
+from zsim.strategies.deepspeed_engine.offload.placement import placed
 from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES, FlatPartition
 
 FLAT, MASTER = Buffer.of("flat", "parameters"), Buffer.of("flat", "master")
@@ -25,6 +27,10 @@ def construction(flat: FlatPartition) -> StepBuilder:
     step = StepBuilder()
     make_and_broadcast(step, flat.training, num_ranks=flat.num_ranks)
     step.issue("alloc", ROOT, stream="host", memory=_flattened(flat))
+    if flat.training.offload.optimizer:
+        made_memory, host = placed(made(flat), device=flat.training.device)
+        step.issue("alloc", ROOT, stream="host", memory=made_memory, host=host)
+        return step
     element = flat.element
     part = flat.part_numel
     cast = flat.dtype != MASTER_DTYPE

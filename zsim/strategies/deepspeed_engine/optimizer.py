@@ -19,6 +19,7 @@ from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.deepspeed_engine.layout import AXIS
 from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES, FlatPartition, Share
+from zsim.strategies.deepspeed_engine.searching import searched, searching_kernels
 from zsim.strategies.deepspeed_engine.step import KEPT, PADDING
 
 OVERFLOW = "overflow"
@@ -61,16 +62,13 @@ def _search_infinities(
     """Search each gradient, padding too, and tell all ranks; the host reads the answer."""
     parts = [n for n in (*share.pieces, share.padding) if n]
     memory: list[MemoryEvent] = [Alloc("infinities.count", "temporaries", NORM_NBYTES)]
-    for numel in parts:
-        memory += _searched(numel)
+    for _ in parts:
+        memory += searched(dtype=flat.dtype)
     flag = Alloc("infinities.found", "temporaries", 1)
     sent = Alloc("infinities.sent", "communication", 1)
     memory += [flag, Free("infinities.count"), sent]
     kernels = [
-        kernel for numel in parts for kernel in (
-            copy_kernel(numel, source=flat.dtype, target=MASTER_DTYPE),
-            Kernel("norm", 4 * numel, 4 * NORM_NBYTES * numel, MASTER_DTYPE),
-        )
+        kernel for numel in parts for kernel in searching_kernels(numel, dtype=flat.dtype)
     ]
     told = step.issue("optimizer", OVERFLOW, kernels=tuple(kernels), memory=memory)
     if flat.num_ranks > 1:
@@ -83,20 +81,6 @@ def _search_infinities(
         memory=[Free(sent.buffer), Free(flag.buffer)],
     )
     return [read]
-
-
-def _searched(numel: int) -> list[MemoryEvent]:
-    """A float32 copy, three maps of flags, and the flags as numbers."""
-    made = [
-        Alloc("infinities.wide", "temporaries", NORM_NBYTES * numel),
-        *(Alloc(f"infinities.{flags}", "temporaries", numel) for flags in ("nan", "inf", "any")),
-    ]
-    flags = Alloc("infinities.flags", "temporaries", NORM_NBYTES * numel)
-    largest = Alloc("infinities.largest", "temporaries", NORM_NBYTES)
-    return [
-        *made, flags, largest, Free(flags.buffer),
-        *(Free(alloc.buffer) for alloc in (*made, largest)),
-    ]
 
 
 def _norm_kernels(flat: FlatPartition, share: Share) -> Iterator[Kernel]:
@@ -134,7 +118,7 @@ def _step(
     flattened, gradient = _flattened(flat, share)
     memory += flattened
     if settings.clip_norm:
-        memory += _clipped()
+        memory += clipped()
     memory += optimizers.memory(
         (flat.part_numel,), optimizer=settings, dtype=MASTER_DTYPE, device=training.device,
         owner="optimizer", first=first,
@@ -162,9 +146,7 @@ def _total(share: Share) -> Iterator[MemoryEvent]:
     yield from (*flags, error)
     yield from (Free(alloc.buffer) for alloc in (*flags, error))
     yield from (Free(f"norm.{index}") for index in range(len(share.pieces)))
-    yield Alloc("norm.groups", "temporaries", NORM_NBYTES)
-    yield Alloc("norm.all", "temporaries", NORM_NBYTES)
-    yield Free("norm.groups")
+    yield from combined(1, NORM_NBYTES)
     yield Free("norm.root")
 
 
@@ -188,11 +170,31 @@ def _flattened(
     return [*memory, *sources], [Free(GRADIENT)]
 
 
-def _clipped() -> Iterator[MemoryEvent]:
-    """The coefficient by which the gradient is scaled in place."""
+def combined(count: int, nbytes: int) -> Iterator[MemoryEvent]:
+    """The norm of all groups from those of `count` groups, of `nbytes` each; infinity in its place
+    if one of them is no number."""
+    groups, size, each, infinity = (
+        Alloc(f"norm.{name}", "temporaries", numel * nbytes)
+        for name, numel in (("groups", count), ("size", count), ("each", 1), ("infinity", 1))
+    )
+    equal, unequal, finite, others, below, either = (
+        Alloc(f"norm.{name}", "temporaries", count)
+        for name in ("equal", "unequal", "finite", "others", "below", "either")
+    )
+    invalid = Alloc("norm.invalid", "temporaries", 1)
+    yield from (groups, equal, size, unequal, finite)
+    yield from (Free(each.buffer) for each in (equal, size, unequal))
+    yield from (others, Free(finite.buffer), below, either, Free(others.buffer), Free(below.buffer))
+    yield from (invalid, Free(either.buffer), each, infinity)
+    yield Alloc("norm.all", "temporaries", nbytes)
+    yield from (Free(gone.buffer) for gone in (infinity, groups, invalid, each))
+
+
+def clipped(nbytes: int = NORM_NBYTES) -> Iterator[MemoryEvent]:
+    """The coefficient, of `nbytes`, by which the gradient is scaled in place."""
     names = ("unscaled", "sum", "ratio", "clip", "scale", "reciprocal", "coefficient")
     unscaled, total, ratio, clip, scale, reciprocal, coefficient = (
-        Alloc(f"norm.{name}", "temporaries", NORM_NBYTES) for name in names
+        Alloc(f"norm.{name}", "temporaries", nbytes) for name in names
     )
     yield from (unscaled, total, Free(unscaled.buffer), ratio, Free(total.buffer), clip)
     yield from (Free(ratio.buffer), scale, reciprocal, coefficient)

@@ -17,6 +17,7 @@ VERSION = "0.19"
 
 REMOVED = f"expected a key of DeepSpeed {VERSION}, which refuses this one of an older version"
 UNMODELLED = f"a key of DeepSpeed {VERSION} that zsim does not model; leave it out"
+MICS = f"{REMOVED}: it ended with 0.19.7; hsdp shards over a part of the ranks likewise"
 ELSEWHERE: Mapping[str, str] = {
     "communication_data_type": "this is precision.reduce",
     "gradient_clipping": "this is optimizer.clip_norm",
@@ -30,10 +31,10 @@ ELSEWHERE: Mapping[str, str] = {
     "use_multi_rank_bucket_allreduce": UNMODELLED,
     "parameter_alignment": UNMODELLED,
     "legacy_stage1": f"{REMOVED}: it ended with 0.5.9",
-    "zero_hpz_partition_size": UNMODELLED,
-    "zero_quantized_weights": UNMODELLED,
-    "zero_quantized_gradients": UNMODELLED,
-    "mics_shard_size": UNMODELLED,
+    "mics_shard_size": MICS,
+    "mics_hierarchical_params_gather": MICS,
+    "zero_quantized_nontrainable_weights": UNMODELLED,
+    "memory_efficient_linear": "zsim models and observes false, which is torch's own linear",
 }
 """Keys of DeepSpeed's config that are no option here, and the reason."""
 
@@ -76,6 +77,8 @@ class ShardOptions:
     - `stage3_max_reuse_distance`: parameters stay whole that are used again within it.
     - `stage3_param_persistence_threshold`: parameters of at most so many elements stay whole.
     - `sub_group_size`: elements that the optimizer steps at a time.
+    - `zero_hpz_partition_size`: ranks over which a copy of each released parameter is sharded, from
+      which it is gathered until the step (hpZ of ZeRO++).
     """
 
     reduce_bucket_size: int = field(default=500_000_000, metadata=_SIZE)
@@ -90,6 +93,7 @@ class ShardOptions:
     stage3_param_persistence_threshold: int = field(default=100_000, metadata=_SIZE)
     stage3_module_granularity_threshold: int = 0
     sub_group_size: int = field(default=1_000_000_000, metadata=_SIZE)
+    zero_hpz_partition_size: int = 1
 
 
 def problems(options: ReplicaOptions, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
@@ -142,6 +146,12 @@ def shard_problems(options: ShardOptions, mesh: Mesh, optimizer: Optimizer) -> I
     for name in ("reduce_bucket_size", "sub_group_size"):
         if getattr(options, name) < 1:
             yield f"strategy.{name}: expected at least 1 element, found 0"
+    size = options.zero_hpz_partition_size
+    if size < 1 or mesh.dp_shard % size:
+        yield (
+            f"strategy.zero_hpz_partition_size: expected a divisor of {mesh.dp_shard} ranks, found "
+            f"{size}"
+        )
     if mesh.dp_shard == 1:
         yield (
             "strategy.dp_shard: expected at least 2 ranks with deepspeed3, found 1, where "

@@ -8,14 +8,25 @@ from zsim.ir.program import Program, RankProgram
 from zsim.models.spec import ModelSpec
 from zsim.strategies.building.step_builder import StepBuilder, rank_program
 from zsim.strategies.deepspeed_engine.construction import construction
+from zsim.strategies.deepspeed_engine.offload import partitioned_optimizer
+from zsim.strategies.deepspeed_engine.offload.partitioned import OffloadedPartitionedStep
 from zsim.strategies.deepspeed_engine.optimizer import optimizer_step
+from zsim.strategies.deepspeed_engine.partition import FlatPartition
 from zsim.strategies.deepspeed_engine.step import PartitionedStep
+
+
+def step_of(flat: FlatPartition, *, in_hooks: bool, drops_others: bool) -> PartitionedStep:
+    """An empty step, of one rank with states on its device or on the host."""
+    kind = OffloadedPartitionedStep if flat.training.offload.optimizer else PartitionedStep
+    return kind.of(flat, in_hooks=in_hooks, drops_others=drops_others)
 
 
 def of_ranks(step: PartitionedStep, *, mesh: Mesh) -> Program:
     """The Program of the ops of `step`, after which each rank steps its part. Ranks whose parts cut
     parameters alike share one."""
     built = tuple(construction(step.flat).ops)
+    offloads = step.flat.training.offload.optimizer
+    end = partitioned_optimizer.optimizer_step if offloads else optimizer_step
     kinds: dict[tuple[object, ...], int] = {}
     programs: list[RankProgram] = []
     assignment: list[int] = []
@@ -23,12 +34,12 @@ def of_ranks(step: PartitionedStep, *, mesh: Mesh) -> Program:
         kind = kinds.setdefault(step.kind_of(share), len(kinds))
         assignment.append(kind)
         if kind == len(programs):
-            ops = step.of_rank(share)
-            first, steady = StepBuilder(list(ops), list(step.step.parts)), StepBuilder(
-                list(ops), list(step.step.parts)
+            first, steady = (
+                StepBuilder(step.of_rank(share, first=is_first), list(step.step.parts))
+                for is_first in (True, False)
             )
             for builder in (first, steady):
-                optimizer_step(builder, step.flat, share, first=builder is first)
+                end(builder, step.flat, share, first=builder is first)
             programs.append(rank_program(built, first=first, steady=steady))
     return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(assignment))
 

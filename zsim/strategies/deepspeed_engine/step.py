@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op
@@ -34,6 +35,8 @@ class PartitionedStep(EngineStep):
     order. `drops_others`: gradients of which a rank owns nothing go with their reduction.
     """
 
+    COPIES_OF_OWN: ClassVar[int] = 2
+    """Copies of a rank's slices: back into the bucket, and out of it."""
     flat: FlatPartition
     in_hooks: bool
     drops_others: bool
@@ -137,7 +140,8 @@ class PartitionedStep(EngineStep):
             )
         own = copy_kernel(bucket.numel // flat.num_ranks, source=dtype, target=flat.dtype)
         done = self.step.issue(
-            "copy", bucket.name, waits=(ready,), micro_batch=self.micro_batch, kernels=(own, own),
+            "copy", bucket.name, waits=(ready,), micro_batch=self.micro_batch,
+            kernels=(own,) * self.COPIES_OF_OWN,
             stream="all_reduce" if flat.options.overlap_comm else "compute",
         )
         self._reduced.append(done)
@@ -179,16 +183,16 @@ class PartitionedStep(EngineStep):
             tuple(parameter.fqn for parameter in large if parameter in share.touched),
         )
 
-    def of_rank(self, share: Share) -> list[Op]:
-        """The ops of a rank with this share."""
-        touched, first = {parameter.fqn for parameter in share.touched}, self._first(share)
+    def of_rank(self, share: Share, *, first: bool) -> list[Op]:
+        """The ops of a rank with this share, in the first step or a later one."""
+        touched, earliest = {parameter.fqn for parameter in share.touched}, self._first(share)
         ops = list(self.step.ops)
         for index in self._placed:
             op = ops[index]
             memory = [
                 filled
                 for event in op.memory
-                for filled in self._filled(event, op.micro_batch, share, touched, first)
+                for filled in self._filled(event, op.micro_batch, share, touched, earliest)
             ]
             ops[index] = replace(op, memory=tuple(memory))
         return ops

@@ -12,12 +12,15 @@ Where states are on drives, host memory has buffers that they pass through, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from zsim.ir.buffers import Buffer
+from zsim.ir.mesh import Mesh
 from zsim.ir.ops import HostAlloc, HostEvent, MemoryKind
-from zsim.models.training_options import DTYPE_NBYTES, Offload
+from zsim.models.spec import ModelSpec
+from zsim.models.training_options import DTYPE_NBYTES, Offload, Precision
 from zsim.strategies.building.kernels import MASTER_DTYPE
-from zsim.strategies.flat_buffer.groups import FlatGroup
+from zsim.strategies.flat_buffer.groups import FlatGroup, flat_groups
 
 SWAP = "swap"
 """Owner of the buffers that states on drives pass through."""
@@ -75,6 +78,18 @@ def swapped(
         nbytes = PARAMETER_BUFFERS * largest * DTYPE_NBYTES[dtype]
         made.append(HostAlloc(Buffer.of(SWAP, "parameters"), "temporaries", nbytes, pinned=True))
     return tuple(made)
+
+
+def pinned(
+    offload: Offload, options: Any, model: ModelSpec, mesh: Mesh, precision: Precision
+) -> int:
+    """Bytes of a rank's pinned host memory."""
+    groups, dtype = flat_groups(
+        model, grouping=options.grouping, num_shards=mesh.dp_shard, dtype=precision.parameters
+    ), precision.parameters
+    made = [each for group in groups for each in constructed(group, offload=offload, dtype=dtype)]
+    made += swapped(groups, offload=offload, dtype=dtype)
+    return sum(each.nbytes for each in made if isinstance(each, HostAlloc) and each.pinned)
 
 
 def on_drives(

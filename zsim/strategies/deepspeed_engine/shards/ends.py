@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zsim.ir.buffers import Buffer
-from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
+from zsim.ir.ops import Alloc, Free, HostAlloc, Kernel, MemoryEvent
 from zsim.models.spec import ROOT, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building import optimizers
@@ -19,32 +19,46 @@ from zsim.strategies.building.clipping import NORMS
 from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.deepspeed_engine.construction import make_and_broadcast
-from zsim.strategies.deepspeed_engine.coordinator import Coordinator
 from zsim.strategies.deepspeed_engine.layout import AXIS
-from zsim.strategies.deepspeed_engine.optimizer import WIDE, WIDE_NBYTES
+from zsim.strategies.deepspeed_engine.offload import sharded_optimizer
+from zsim.strategies.deepspeed_engine.offload.placement import HOST, Event, placed
+from zsim.strategies.deepspeed_engine.offload.sharded import OffloadedShardedStep
+from zsim.strategies.deepspeed_engine.optimizer import (
+    NORM_NBYTES,
+    WIDE,
+    WIDE_NBYTES,
+    clipped,
+    combined,
+)
 from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES
-from zsim.strategies.deepspeed_engine.sharded import ShardedParameters
-from zsim.strategies.deepspeed_engine.sharded_step import ShardedStep, persistent_buffer
+from zsim.strategies.deepspeed_engine.shards.coordinator import Coordinator
+from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
+from zsim.strategies.deepspeed_engine.shards.step import (
+    ShardedStep,
+    persistent_buffer,
+    secondary_copy,
+)
 
-SHARDS, GRADIENTS = Buffer.of("shards", "parameters"), Buffer.of("shards", "gradients")
 GRADIENT = "master_gradient"
 
 
 def construction(sharded: ShardedParameters) -> StepBuilder:
     """Make, broadcast and shard the model; make what stays."""
-    step, element, training = StepBuilder(), sharded.element, sharded.training
+    step, training = StepBuilder(), sharded.training
     make_and_broadcast(step, training, num_ranks=sharded.num_ranks)
     for parameter in sharded.parameters:
         made = Alloc(
-            Buffer.of(parameter.fqn, "shard"), "parameters",
-            sharded.shard_numel(parameter) * element,
+            _shard(sharded, parameter), "parameters",
+            sharded.shard_numel(parameter) * sharded.element,
         )
+        copies = [secondary_copy(sharded, parameter)] if sharded.spread > 1 else []
+        memory, host = placed((*copies, made, Free(parameter.fqn)), device=training.device)
         step.issue(
             "broadcast", parameter.fqn, stream="all_gather", group=AXIS,
-            nbytes=parameter.numel * element, dtype=sharded.dtype,
-            memory=(made, Free(parameter.fqn)),
+            nbytes=parameter.numel * sharded.element, dtype=sharded.dtype, memory=memory, host=host,
         )
-    step.issue("alloc", ROOT, stream="host", memory=_what_stays(sharded))
+    memory, host = placed(_what_stays(sharded), device=training.device)
+    step.issue("alloc", ROOT, stream="host", memory=memory, host=host)
     for parameter in sharded.parameters:
         whole = Alloc(
             Buffer.of(parameter.fqn, "gathered"), "unsharded_parameters",
@@ -57,26 +71,51 @@ def construction(sharded: ShardedParameters) -> StepBuilder:
     return step
 
 
-def _what_stays(sharded: ShardedParameters) -> list[MemoryEvent]:
-    """Shards in one buffer, master copies of sub-groups, the bucket, gradients of shards."""
-    numel, element = sharded.rank_numel, sharded.element
+def _shard(sharded: ShardedParameters, parameter: Parameter) -> str:
+    """The buffer of a shard until all are in one."""
+    prefix = HOST if sharded.training.offload.parameters else ""
+    return Buffer.of(f"{prefix}{parameter.fqn}", "shard")
+
+
+def _what_stays(sharded: ShardedParameters) -> Iterator[Event]:
+    """Shards in one buffer, master copies of sub-groups, the bucket, gradients of shards. Where the
+    host steps there are gradients of sub-groups too."""
+    training, element, offload = sharded.training, sharded.element, sharded.training.offload
+    prefix, pins = HOST if offload.optimizer else "", offload.pin_memory
+    yield Alloc(f"{prefix}infinities", "temporaries", 1)
+    yield from _in_one_buffer(sharded)
     sizes = [sum(map(sharded.shard_numel, group)) for group in sharded.sub_groups]
-    flat = Alloc(SHARDS, "parameters", numel * element)
-    apart = [Free(Buffer.of(parameter.fqn, "shard")) for parameter in sharded.parameters]
-    # defragmented through host memory, which is the device's own on a CPU
-    memory: list[MemoryEvent] = [Alloc("infinities", "temporaries", 1)]
-    memory += [flat, *apart] if sharded.training.device == "cpu" else [*apart, flat]
+    moves = offload.optimizer and training.device != "cpu" and not offload.parameters
     for number, size in enumerate(sizes):
-        cast = Alloc("master.cast", "temporaries", size * MASTER_NBYTES)
-        memory += [cast] if sharded.dtype != MASTER_DTYPE else []
-        memory.append(Alloc(f"master.{number}", "optimizer_states", size * MASTER_NBYTES))
-        memory += [Free(cast.buffer)] if sharded.dtype != MASTER_DTYPE else []
-    largest = Alloc(GRADIENT, "temporaries", max(sizes) * MASTER_NBYTES)
-    nbytes = sharded.options.reduce_bucket_size * sharded.reduced_element
-    return [
-        *memory, largest, Free(largest.buffer), Alloc("bucket", "communication", nbytes),
-        Alloc(GRADIENTS, "gradients", numel * element),
-    ]
+        cast = Alloc(f"{prefix}cast", "temporaries", size * MASTER_NBYTES)
+        casts = moves or sharded.dtype != MASTER_DTYPE
+        yield from [cast] if casts else []
+        yield Alloc(f"{prefix}master.{number}", "optimizer_states", size * MASTER_NBYTES)
+        yield from [Free(cast.buffer)] if casts else []
+    largest = Alloc(f"{prefix}{GRADIENT}", "temporaries", max(sizes) * MASTER_NBYTES)
+    yield largest
+    for number, size in enumerate(sizes if offload.optimizer else ()):
+        yield HostAlloc(f"{prefix}gradient.{number}", "gradients", size * MASTER_NBYTES, pins)
+    yield Free(largest.buffer)
+    yield Alloc(
+        "bucket", "communication", sharded.options.reduce_bucket_size * sharded.reduced_element
+    )
+    numel = sharded.rank_numel * element
+    stays = Buffer.of(f"{prefix}shards", "gradients")
+    yield HostAlloc(stays, "gradients", numel, pins) if prefix else Alloc(stays, "gradients", numel)
+
+
+def _in_one_buffer(sharded: ShardedParameters) -> Iterator[Event]:
+    """Shards move into one buffer, through host memory. There it is first, and on a CPU it is the
+    same."""
+    nbytes = sharded.rank_numel * sharded.element
+    apart: list[Event] = [Free(_shard(sharded, parameter)) for parameter in sharded.parameters]
+    if sharded.training.offload.parameters:
+        yield HostAlloc(Buffer.of(f"{HOST}shards", "parameters"), "parameters", nbytes, True)
+        yield from apart
+        return
+    flat = Alloc(Buffer.of("shards", "parameters"), "parameters", nbytes)
+    yield from [flat, *apart] if sharded.training.device == "cpu" else [*apart, flat]
 
 
 def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) -> None:
@@ -84,28 +123,44 @@ def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) 
     sharded = step.sharded
     step.step.begin("optimizer")
     coordinator.release_all(sharded.parameters)
+    count, offloads = len(sharded.sub_groups), isinstance(step, OffloadedShardedStep)
     for number, group in enumerate(sharded.sub_groups):
-        _norm(step.step, sharded, group, number=number)
-    count = len(sharded.sub_groups)
-    told = "norm.global" if first else "norm.told"
+        if isinstance(step, OffloadedShardedStep):
+            sharded_optimizer.norm(step, group, number=number)
+        else:
+            _norm(step.step, sharded, group, number=number)
+    told, nbytes = "norm.global" if first else "norm.told", NORM_NBYTES if offloads else WIDE_NBYTES
     memory: list[MemoryEvent] = [
-        Alloc("norm.groups", "temporaries", WIDE_NBYTES * count),
-        Alloc("norm.all", "temporaries", WIDE_NBYTES), Free("norm.groups"),
-        Alloc(told, "temporaries", WIDE_NBYTES),
+        *combined(count, nbytes), Alloc(told, "temporaries", nbytes),
     ]
     for number, group in enumerate(sharded.sub_groups):
-        after = _persistent(sharded) if number == count - 1 else []
-        stepped = _sub_step(
-            step.step, sharded, group, memory, after, number=number, first=first
-        )
+        if isinstance(step, OffloadedShardedStep):
+            stepped = sharded_optimizer.sub_step(step, group, memory, number=number, first=first)
+        else:
+            after = _persistent(sharded) if number == count - 1 else []
+            stepped = _sub_step(
+                step.step, sharded, group, memory, after, number=number, first=first
+            )
         memory = []
+    if isinstance(step, OffloadedShardedStep):
+        sharded_optimizer.drop_norms(step, _persistent(sharded))
     _gather_persistent(step.step, sharded, after=stepped)
     coordinator.whole |= {parameter.fqn for parameter in sharded.persistent}
+    if coordinator.secondary:
+        _drop_copies(step.step, sharded)
+        coordinator.secondary.clear()
     gone = [Free(f"norm.group.{number}") for number in range(count)] + [Free("norm.all")]
     step.step.issue(
         "free", ROOT, stream="host", memory=gone if first else [*gone, Free("norm.told")]
     )
     step.step.begin("zero_grad")
+
+
+def _drop_copies(step: StepBuilder, sharded: ShardedParameters) -> None:
+    """Copies in larger shards are of the last step."""
+    copies = [Free(secondary_copy(sharded, p).buffer) for p in sharded.parameters]
+    memory, host = placed(copies, device=sharded.training.device)
+    step.issue("free", ROOT, stream="host", memory=memory, host=host)
 
 
 def _norm(
@@ -164,7 +219,7 @@ def _sub_step(
     if several and not wide:
         memory.append(Free("part.flat"))
     if training.optimizer.clip_norm:
-        memory += _clipped()
+        memory += clipped(WIDE_NBYTES)
     memory += optimizers.memory(
         (size,), optimizer=training.optimizer, dtype=MASTER_DTYPE, device=training.device,
         owner=f"optimizer.{number}", first=first,
@@ -176,16 +231,6 @@ def _sub_step(
     )
     scale = Kernel("scale", size, 2 * size * MASTER_NBYTES, MASTER_DTYPE)
     return step.issue("optimizer", ROOT, kernels=(scale, *kernels), memory=[*memory, *after])
-
-
-def _clipped() -> Iterator[MemoryEvent]:
-    names = ("unscaled", "sum", "ratio", "clip", "scale", "reciprocal", "coefficient")
-    unscaled, total, ratio, clip, scale, reciprocal, coefficient = (
-        Alloc(f"norm.{name}", "temporaries", WIDE_NBYTES) for name in names
-    )
-    yield from (unscaled, total, Free(unscaled.buffer), ratio, Free(total.buffer), clip)
-    yield from (Free(ratio.buffer), scale, reciprocal, coefficient)
-    yield from (Free(each.buffer) for each in (reciprocal, coefficient, scale, clip))
 
 
 def _persistent(sharded: ShardedParameters) -> list[Alloc]:

@@ -16,13 +16,14 @@ from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op
 from zsim.models.spec import ROOT, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies.building.kernels import copy_kernel, move_gradients
+from zsim.strategies.building.kernels import copy_kernel, fill_kernel, move_gradients
 from zsim.strategies.building.step_builder import StepBuilder
-from zsim.strategies.deepspeed_engine.coordinator import Coordinator, Gather
 from zsim.strategies.deepspeed_engine.engine_step import OWN, EngineStep
 from zsim.strategies.deepspeed_engine.layout import AXIS
+from zsim.strategies.deepspeed_engine.offload.placement import HOST, placed
 from zsim.strategies.deepspeed_engine.partition import Bucket, buckets
-from zsim.strategies.deepspeed_engine.sharded import ShardedParameters
+from zsim.strategies.deepspeed_engine.shards.coordinator import Coordinator, Gather
+from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
 from zsim.strategies.replicated.buckets import ready_order
 
 TRACE = "trace"
@@ -33,6 +34,16 @@ INTEGER = DTYPE_NBYTES["int64"]
 def persistent_buffer(fqn: str) -> str:
     """The buffer of a parameter that stays whole from step to step."""
     return Buffer.of(fqn, "persistent")
+
+
+def secondary_copy(sharded: ShardedParameters, parameter: Parameter) -> Alloc:
+    """A rank's part of the copy of a released parameter, beside shards on the device or the host.
+    """
+    prefix = HOST if sharded.training.offload.parameters else ""
+    nbytes = sharded.secondary_numel(parameter) * sharded.element
+    return Alloc(
+        Buffer.of(f"{prefix}{parameter.fqn}", "secondary"), "unsharded_parameters", nbytes
+    )
 
 
 def _is_gradient_of(weight: str, event: TapeEvent) -> bool:
@@ -77,7 +88,7 @@ class ShardedStep(EngineStep):
 
     # -- the carrier
 
-    def gather(self, parameters: Sequence[Parameter]) -> Gather:
+    def gather(self, parameters: Sequence[Parameter], *, secondary: bool) -> Gather:
         """All-gather shards into one flat buffer, or a parameter alone into its own memory."""
         sharded, number = self.sharded, self._numbers
         self._numbers += 1
@@ -88,11 +99,12 @@ class ShardedStep(EngineStep):
             )
         else:
             made = Alloc(Buffer.of(f"gather.{number}", "flat"), "communication", nbytes)
+        spreads = secondary and sharded.spread < sharded.num_ranks
         self._gathers[number] = self.step.issue(
             "all_gather", f"gather.{number}", stream="all_gather",
             waits=() if sharded.options.overlap_comm or self._compute < 0 else (self._compute,),
-            group=AXIS, nbytes=nbytes, dtype=sharded.dtype, micro_batch=self.micro_batch,
-            memory=(made,),
+            group=f"{AXIS}:{sharded.spread}" if spreads else AXIS, nbytes=nbytes,
+            dtype=sharded.dtype, micro_batch=self.micro_batch, memory=(made,),
         )
         return Gather(number, tuple(parameters), {p.fqn for p in parameters})
 
@@ -128,6 +140,22 @@ class ShardedStep(EngineStep):
         buffer = self._whole.pop(parameter.fqn)
         if not self._saved.get(buffer):
             self._free(buffer)
+
+    def copy_secondary(self, parameter: Parameter) -> None:
+        """Copy this rank's larger shard, for which the host waits."""
+        sharded, numel = self.sharded, self.sharded.secondary_numel(parameter)
+        made = secondary_copy(sharded, parameter)
+        memory, host = placed([made], device=self.training.device)
+        copied = self.step.issue(
+            "copy", made.buffer, micro_batch=self.micro_batch, memory=memory, host=host,
+            kernels=(
+                fill_kernel(numel, dtype=sharded.dtype),
+                copy_kernel(numel, source=sharded.dtype, target=sharded.dtype),
+            ),
+        )
+        self.step.issue(
+            "host_wait", made.buffer, stream="host", waits=(copied,), micro_batch=self.micro_batch
+        )
 
     def _free(self, buffer: str) -> None:
         """Free by record_stream: the memory is free once compute has come so far."""
@@ -231,6 +259,7 @@ class ShardedStep(EngineStep):
         if sharded.casts:
             yield Alloc(Buffer.of(bucket.name, OWN), "gradients", 0)
             yield from (Free(alloc.buffer) for alloc in (*casts, *flat))
+        yield from self._sent(bucket)
         if not bucket.in_buffer:
             self._live.discard(bucket.parameters[0].fqn)
             yield Free(f"{bucket.parameters[0].fqn}.gradient")
@@ -238,6 +267,10 @@ class ShardedStep(EngineStep):
             yield Alloc(Buffer.of(f"{bucket.name}.end", OWN), "gradients", 0)
         else:
             yield from (Free(alloc.buffer) for alloc in flat)
+
+    def _sent(self, bucket: Bucket) -> Iterable[Alloc]:
+        """A place holder for what sending a rank's shards to the host allocates."""
+        return ()
 
     def average(self, bucket: Bucket) -> None:
         """Copy gradients into the bucket, and shard by shard behind one another; divide, reduce;
@@ -278,6 +311,12 @@ class ShardedStep(EngineStep):
         )
 
     # -- ranks
+
+    def kind_of(self, rank: int) -> tuple[int, ...]:
+        """All that the ops of a rank depend on: the elements of its shards, if anything."""
+        if not self.sharded.casts:
+            return ()
+        return tuple(self.sharded.local_numel(p, rank=rank) for p in self.sharded.parameters)
 
     def of_rank(self, rank: int) -> list[Op]:
         """The ops of a rank, which casts its shards of reduced gradients to the parameters' dtype.

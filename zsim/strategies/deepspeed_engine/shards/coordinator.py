@@ -4,7 +4,8 @@ The first forward and backward record the order in which modules are called. Fro
 gathers what is missing, and then more from the recorded order. These are up to
 `stage3_prefetch_bucket_size` elements, while fewer than `stage3_max_live_parameters` are whole. A
 module releases its parameters unless they persist, were passed by in gathering ahead for a later
-use, or are used again within `stage3_max_reuse_distance`. Source:
+use, or are used again within `stage3_max_reuse_distance`. With `zero_hpz_partition_size` a release
+leaves a copy in larger shards, from which the next gathers are made until the step. Source:
 deepspeed/runtime/zero/partitioned_param_coordinator.py.
 
 It must not know ops or bytes: a `Carrier` does what it decides.
@@ -36,8 +37,8 @@ class Gather:
 class Carrier(Protocol):
     """Does what a Coordinator decides."""
 
-    def gather(self, parameters: Sequence[Parameter]) -> Gather:
-        """All-gather parameters, in the order of the model."""
+    def gather(self, parameters: Sequence[Parameter], *, secondary: bool) -> Gather:
+        """All-gather parameters, in the order of the model, from their shards or larger copies."""
 
     def wait(self, gather: Gather) -> None:
         """Wait for it, and give each parameter its own memory."""
@@ -47,6 +48,9 @@ class Carrier(Protocol):
 
     def release(self, parameter: Parameter) -> None:
         """Drop a whole parameter."""
+
+    def copy_secondary(self, parameter: Parameter) -> None:
+        """Copy this rank's larger shard of a whole parameter."""
 
 
 @dataclass(slots=True)
@@ -59,6 +63,8 @@ class Coordinator:
     options: ShardOptions
     carrier: Carrier
     trace: list[str] = field(default_factory=list)
+    secondary: set[str] = field(default_factory=set)
+    """Fqns of parameters with a copy in larger shards: all of them from construction on."""
     mode: Literal["before", "records", "follows"] = "before"
     step: int = 0
     whole: set[str] = field(default_factory=set)
@@ -71,6 +77,16 @@ class Coordinator:
     """The last step for which each parameter was gathered, or passed by."""
     _active: dict[str, set[str]] = field(default_factory=dict)
     _decided: dict[tuple[str, int], frozenset[str]] = field(default_factory=dict)
+    _in_backward: dict[str, None] = field(default_factory=dict)
+    """Modules whose backward has begun and has not released them."""
+
+    def __post_init__(self) -> None:
+        if self._has_copies:
+            self.secondary = {p.fqn for parameters in self.own.values() for p in parameters}
+
+    @property
+    def _has_copies(self) -> bool:
+        return self.options.zero_hpz_partition_size > 1
 
     def begin(self) -> list[int]:
         """A forward begins. Returns the lengths of lists of which all ranks assert that they have
@@ -93,8 +109,10 @@ class Coordinator:
         self._latest, self.step, self.num_whole = {}, 0, 0
         return lengths
 
-    def fetch(self, module: str) -> None:
-        """`module` is called, in forward or backward."""
+    def fetch(self, module: str, *, backward: bool = False) -> None:
+        """`module` is called, or its backward begins."""
+        if backward:
+            self._in_backward[module] = None
         if self.mode == "records":
             self.trace.append(module)
         own = self.own[module]
@@ -113,10 +131,12 @@ class Coordinator:
         return parameter.fqn in self.whole or parameter.fqn in self.in_flight
 
     def _gather(self, parameters: Sequence[Parameter]) -> None:
-        if parameters:
-            self.num_whole += sum(parameter.numel for parameter in parameters)
-            gather = self.carrier.gather(parameters)
-            self.in_flight |= dict.fromkeys([p.fqn for p in parameters], gather)
+        self.num_whole += sum(parameter.numel for parameter in parameters)
+        for secondary in (True, False):
+            own = [p for p in parameters if (p.fqn in self.secondary) is secondary]
+            if own:
+                gather = self.carrier.gather(own, secondary=secondary)
+                self.in_flight |= dict.fromkeys([p.fqn for p in own], gather)
 
     def _wait(self, gather: Gather) -> None:
         if not gather.is_over:
@@ -156,8 +176,10 @@ class Coordinator:
                 numel += parameter.numel
         self._gather(list(ahead.values()))
 
-    def release(self, module: str) -> None:
+    def release(self, module: str, *, backward: bool = False) -> None:
         """`module` has returned, or its backward is over."""
+        if backward:
+            self._in_backward.pop(module, None)
         kept = frozenset[str]()
         if self.mode == "follows":  # DeepSpeed decides once for each step of the trace
             key = (module, self.step)
@@ -168,6 +190,16 @@ class Coordinator:
             self._active[parameter.fqn].discard(module)
             if parameter.fqn not in kept:
                 self._release(parameter)
+
+    def release_leftovers(self) -> None:
+        """Backward is over: modules whose input needs no gradient have no hook that releases them.
+        """
+        while self._in_backward:
+            module, _ = self._in_backward.popitem()
+            for parameter in self.own[module]:
+                self._active[parameter.fqn].discard(module)
+                if parameter.fqn not in self.persistent:
+                    self._release(parameter)
 
     def _kept(self, module: str) -> frozenset[str]:
         kept = {p.fqn for p in self.own[module] if p.fqn in self.persistent}
@@ -184,6 +216,9 @@ class Coordinator:
         if parameter.fqn in self.whole and not self._active.get(parameter.fqn):
             self.whole.remove(parameter.fqn)
             self.num_whole -= parameter.numel
+            if self._has_copies and parameter.fqn not in self.secondary:
+                self.secondary.add(parameter.fqn)
+                self.carrier.copy_secondary(parameter)
             self.carrier.release(parameter)
 
     def release_all(self, parameters: Sequence[Parameter]) -> None:

@@ -74,6 +74,15 @@ class ShardedParameters(EngineLayout):
         """Bytes of a gathered parameter with its padding."""
         return padded_size(parameter.numel, self.num_ranks) * self.element
 
+    @property
+    def spread(self) -> int:
+        """Ranks over which copies of released parameters are sharded; 1 for no such copies."""
+        return self.options.zero_hpz_partition_size
+
+    def secondary_numel(self, parameter: Parameter) -> int:
+        """Elements of a rank's part of such a copy."""
+        return padded_size(parameter.numel, self.num_ranks) // self.spread
+
     def local_numel(self, parameter: Parameter, *, rank: int) -> int:
         """Elements of a rank's shard without padding."""
         return shard(parameter.numel, num_shards=self.num_ranks, rank=rank).numel

@@ -1,0 +1,169 @@
+"""DeepSpeed's stages with states in host memory: what crosses the link, what lives where."""
+
+from typing import Any
+
+import pytest
+
+from zsim.errors import ScenarioError
+from zsim.ir.host_ledger import replay_host
+from zsim.ir.laws import program_laws
+from zsim.ir.ops import PAGEABLE
+from zsim.ir.program import Program
+from zsim.ir.program import parse as parse_program
+from zsim.memory.fits import assess
+from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
+from zsim.scenario.plan import plan, planned, training
+from zsim.scenario.scenario import Scenario
+from zsim.strategies.deepspeed_engine.partition import FlatPartition
+
+CPU: dict[str, Any] = {"optimizer": "cpu"}
+BOTH = CPU | {"parameters": "cpu"}
+FORMS = [("deepspeed1", CPU), ("deepspeed2", CPU), ("deepspeed3", CPU), ("deepspeed3", BOTH)]
+RANKS = 8
+COUNTER, FLAG = 4, 1
+
+
+def scenario(
+    strategy: str = "deepspeed3", offload: dict[str, Any] = CPU, *, accumulation: int = 1,
+    dtype: str = "bf16", **options: Any,
+) -> Scenario:
+    return Scenario(
+        model={"preset": "gpt-tiny"}, cluster={"preset": "dgx-a100"}, offload=offload,
+        batch={"micro_batch": 1, "sequence_length": 16, "accumulation": accumulation},
+        strategy={"name": strategy, "reduce_bucket_size": 5000} | options,
+        precision={"parameters": dtype, "reduce": "fp32"},
+        optimizer={"implementation": "fused"},
+    )
+
+
+def shard_numel(case: Scenario) -> int:
+    """Elements of a rank's shards, each padded."""
+    return sum(-(-parameter.numel // RANKS) for parameter in case.model.parameters)
+
+
+def crossed(program: Program, direction: str, rank: int = 0) -> int:
+    """Bytes over a rank's link in a steady step."""
+    return sum(
+        kernel.nbytes for op in program.of_rank(rank).steady for kernel in op.kernels
+        if kernel.operator.removesuffix(PAGEABLE) == direction
+    )
+
+
+@pytest.mark.parametrize(("strategy", "offload"), FORMS)
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_programs_are_lawful_and_read_back(
+    strategy: str, offload: dict[str, Any], accumulation: int
+) -> None:
+    program = plan(scenario(strategy, offload, accumulation=accumulation), device="cuda")
+    program_laws.require_lawful(program, where="offload")
+    assert parse_program(str(program)) == program
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_each_gradient_is_cast_on_the_device_and_goes_to_its_owner_once(stage: int) -> None:
+    case = scenario(f"deepspeed{stage}")
+    program = plan(case, device="cuda")
+    sent = [crossed(program, "to_host", rank) for rank in range(RANKS)]
+    assert sum(sent) == 4 * case.model.num_parameters
+    flat = FlatPartition.of(training(case, device="cuda"), mesh=case.mesh, options=case.options)
+    assert crossed(program, "to_device") == 2 * flat.part_numel
+
+
+def test_whole_gradients_of_stage_2_go_and_come_back_with_each_micro_batch() -> None:
+    """2 bytes there after each of three, 2 bytes back before the later two, 4 bytes of the part."""
+    case = scenario("deepspeed2", accumulation=3)
+    flat = FlatPartition.of(training(case, device="cuda"), mesh=case.mesh, options=case.options)
+    program = plan(case, device="cuda")
+    for rank, share in enumerate(flat.shares):
+        whole, own = 2 * share.touched_numel, sum(share.pieces)
+        assert crossed(program, "to_host", rank) == 3 * whole + 4 * own
+        assert crossed(program, "to_device", rank) == 2 * whole + 2 * flat.part_numel
+
+
+def test_stage_3_sends_six_bytes_of_each_gradient_and_fetches_two_again() -> None:
+    """Not two there and none back: the norm is taken on the device, of what the host has got."""
+    case = scenario()
+    program, own = plan(case, device="cuda"), shard_numel(case)
+    assert crossed(program, "to_host") == 6 * own
+    assert crossed(program, "to_device") == 2 * own + 2 * own  # and what was stepped
+
+
+def test_offloaded_parameters_come_in_front_of_each_gather_of_a_pass() -> None:
+    case = scenario("deepspeed3", BOTH, stage3_param_persistence_threshold=0)
+    steady = plan(case, device="cuda").of_rank(0).steady
+    fetched = 0
+    for before, op in zip(steady, steady[2:], strict=False):
+        if op.kind == "all_gather":
+            assert (before.unit, before.kind) == (op.unit, "copy")
+            brought = sum(kernel.nbytes for kernel in before.kernels)
+            assert brought * RANKS == op.nbytes
+            fetched += brought
+    assert fetched > 0
+    back = crossed(plan(case, device="cuda"), "to_device") - fetched
+    assert back == 2 * shard_numel(case)  # gradients, and no stepped shard
+
+
+@pytest.mark.parametrize(("offload", "each"), [(CPU, 18), (BOTH, 20)])
+def test_the_host_has_eighteen_bytes_of_each_element_at_stage_3_or_twenty(
+    offload: dict[str, Any], each: int
+) -> None:
+    """Copy, gradient, two states, and gradients of shards; and the shards themselves."""
+    case = scenario("deepspeed3", offload)
+    own = shard_numel(case)
+    records = replay_host(plan(case, device="cuda").of_rank(0))
+    assert records["steady"].end_bytes == each * own + COUNTER + FLAG
+    assert records["steady"].pinned_bytes == (each - 12) * own
+    answer = assess(planned(case)).host
+    assert answer is not None
+    assert answer.pinned_bytes == RANKS * (each - 12) * own
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_host_has_eighteen_bytes_of_each_element_of_a_part(stage: int) -> None:
+    """Copy, gradient, two states, what goes back; and a buffer of the largest gradient."""
+    case = scenario(f"deepspeed{stage}")
+    flat = FlatPartition.of(training(case, device="cuda"), mesh=case.mesh, options=case.options)
+    largest = 2 * max(parameter.numel for parameter in case.model.parameters)
+    for rank in range(RANKS):
+        records = replay_host(plan(case, device="cuda").of_rank(rank))
+        assert records["steady"].peak_bytes == 18 * flat.part_numel + largest + COUNTER
+
+
+@pytest.mark.parametrize(("strategy", "offload"), FORMS)
+def test_a_step_takes_longer_than_its_bytes_over_the_link(
+    strategy: str, offload: dict[str, Any]
+) -> None:
+    case = scenario(strategy, offload)
+    program = plan(case, device="cuda")
+    run = SimBackend().run(case, options=RunOptions())
+    nbytes = crossed(program, "to_host") + crossed(program, "to_device")
+    assert run.step_time_ns * case.cluster.links.host.bandwidth >= nbytes * 10**9
+    assert run.ranks[0].phases["steady"].memory.held["optimizer_states"] == 0
+
+
+def test_deepspeed_cpu_adam_counts_steps_without_a_tensor() -> None:
+    own = scenario("deepspeed3", CPU | {"adam": "deepspeed"})
+    torchs = scenario("deepspeed3", CPU)
+    ends = [replay_host(plan(case, device="cuda").of_rank(0))["steady"].end_bytes
+            for case in (own, torchs)]
+    assert ends[1] - ends[0] == COUNTER
+
+
+@pytest.mark.parametrize(
+    ("strategy", "offload", "told"),
+    [
+        ("deepspeed2", BOTH, "offload.parameters: expected one of the strategies"),
+        ("deepspeed3", {"optimizer": "nvme"},
+         'offload.optimizer: expected "cpu" with deepspeed3, found "nvme"'),
+        ("deepspeed3", CPU | {"parameters": "nvme"},
+         'offload.parameters: expected "cpu" with deepspeed3, found "nvme"'),
+        ("deepspeed3", {"parameters": "cpu"}, 'expected with offload.optimizer = "cpu"'),
+    ],
+)
+def test_what_deepspeed_does_not_offload_here_is_refused_by_name(
+    strategy: str, offload: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ScenarioError) as error:
+        scenario(strategy, offload)
+    assert told in str(error.value)

@@ -1,0 +1,214 @@
+"""OffloadedShardedStep: stage 3 with master copies, optimizer states and gradients of shards in
+host memory; shards themselves may live there too.
+
+Behind each reduce-scatter a rank copies its shards of gradients to the host, one by one, and back
+to the device. At the last micro-batch each is normed there, cast to float32 and copied once more.
+Later micro-batches fetch what the host has, add, and send it back. Offloaded parameters come to the
+device in front of each of their all-gathers, for which the host waits.
+Source: deepspeed/runtime/zero/stage3.py (partition_grads), partition_parameters.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from zsim.ir.buffers import Buffer
+from zsim.ir.mesh import Mesh
+from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind
+from zsim.models.spec import ModelSpec, Parameter
+from zsim.models.training_options import DTYPE_NBYTES, Offload, Precision
+from zsim.strategies.building.host_step import crossing
+from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, copy_kernel
+from zsim.strategies.deepspeed_engine.engine_step import OWN
+from zsim.strategies.deepspeed_engine.offload.placement import Event, placed
+from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES, Bucket
+from zsim.strategies.deepspeed_engine.shards.coordinator import Gather
+from zsim.strategies.deepspeed_engine.shards.step import ShardedStep
+
+WIDE_NBYTES = DTYPE_NBYTES["float64"]
+MOST_NORMED = 250_000_000
+"""Elements that DeepSpeed takes a norm of at a time."""
+SENT, SUMMED, TOLD, DROPPED = "sent", "summed", "told", "dropped"
+"""Place holders: gradients that are sent; the sum of a sub-group's norms, and its end; norms that
+are dropped."""
+
+
+def pinned(
+    offload: Offload, options: Any, model: ModelSpec, mesh: Mesh, precision: Precision
+) -> int:
+    """Bytes of a rank's pinned host memory: gradients in both dtypes, and offloaded parameters."""
+    if not offload.pin_memory or not offload.optimizer:
+        return 0
+    numel = sum(-(-parameter.numel // mesh.dp_shard) for parameter in model.parameters)
+    return numel * (
+        MASTER_NBYTES + DTYPE_NBYTES[precision.parameters] * (1 + bool(offload.parameters))
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class OffloadedShardedStep(ShardedStep):
+    """ShardedStep with place holders for what a rank sends."""
+
+    _sending: dict[int, Bucket] = field(default_factory=dict)
+    """Ops that copy a bucket's shards between device and host."""
+    told: int = -1
+    """The op after which the host knows the norms of all sub-groups."""
+
+    # -- parameters
+
+    def gather(self, parameters: Sequence[Parameter], *, secondary: bool) -> Gather:
+        """All-gather shards, which come from the host where parameters are offloaded."""
+        sharded, offload = self.sharded, self.sharded.training.offload
+        if offload.parameters:
+            memory, kernels = list[MemoryEvent](), list[Kernel]()
+            for p in parameters:
+                numel = sharded.secondary_numel(p) if secondary else sharded.shard_numel(p)
+                if sharded.training.device != "cpu":
+                    memory.append(
+                        Alloc(Buffer.of(p.fqn, "onloaded"), "temporaries", numel * sharded.element)
+                    )
+                kernels += crossing(
+                    "to_device", numel, dtype=sharded.dtype, pinned=offload.pin_memory
+                )
+            memory += [Free(event.buffer) for event in memory]
+            fetched = self.step.issue(
+                "copy", f"gather.{self._numbers}", stream="all_gather",
+                micro_batch=self.micro_batch, kernels=tuple(kernels), memory=memory,
+            )
+            self.step.issue(
+                "host_wait", f"gather.{self._numbers}", stream="host", waits=(fetched,),
+                micro_batch=self.micro_batch,
+            )
+        return ShardedStep.gather(self, parameters, secondary=secondary)
+
+    # -- gradients
+
+    def _sent(self, bucket: Bucket) -> Iterable[Alloc]:
+        """A place holder for what sending a rank's shards to the host allocates."""
+        return (Alloc(Buffer.of(f"{bucket.name}.{SENT}", OWN), "gradients", 0),)
+
+    def average(self, bucket: Bucket) -> None:
+        """Reduce-scatter a bucket, and copy the rank's shards to the host."""
+        ShardedStep.average(self, bucket)
+        overlaps = self.sharded.options.overlap_comm
+        sent = self.step.issue(
+            "copy", bucket.name, waits=self._reduced[-1:], micro_batch=self.micro_batch,
+            stream="reduce_scatter" if overlaps else "compute",
+        )
+        self._sending[sent] = bucket
+        self._reduced.append(sent)
+        if self.is_last:
+            self.step.issue(
+                "host_wait", bucket.name, stream="host", waits=(sent,),
+                micro_batch=self.micro_batch,
+            )
+
+    # -- ranks
+
+    def kind_of(self, rank: int) -> tuple[int, ...]:
+        """All that the ops of a rank depend on: the elements of its shards."""
+        return tuple(self.sharded.local_numel(p, rank=rank) for p in self.sharded.parameters)
+
+    def of_rank(self, rank: int) -> list[Op]:
+        """The ops of a rank."""
+        ops = list(self.step.ops)
+        for index in self._placed:
+            op = ops[index]
+            events = [e for event in op.memory for e in self._own(event, op, rank)]
+            memory, host = placed(events, device=self.training.device)
+            ops[index] = replace(op, memory=tuple(memory), host=(*op.host, *host))
+        for index, bucket in self._sending.items():
+            op = ops[index]
+            kernels = [
+                kernel for p in bucket.parameters
+                for kernel in self._crossings(self.sharded.local_numel(p, rank=rank), op)
+            ]
+            ops[index] = replace(op, kernels=tuple(kernels))
+        return ops
+
+    def issue_placed(self, kind: OpKind, unit: str, held: str, **more: Any) -> int:
+        """Issue an op whose memory begins with the place holder `held`."""
+        own = Alloc(Buffer.of(held, OWN), "temporaries", 0)
+        memory = [own, *more.pop("memory", ())]
+        self._placed.append(self.step.issue(kind, unit, memory=memory, **more))
+        return self._placed[-1]
+
+    def _own(self, event: MemoryEvent, op: Op, rank: int) -> Iterator[Event]:
+        """An event of a rank, or what is in place of a place holder."""
+        buffer = Buffer(event.buffer)
+        name, _, what = buffer.owner.rpartition(".")
+        if buffer.role != OWN or what not in (SENT, SUMMED, TOLD, DROPPED):
+            yield from self._filled(event, rank)
+            return
+        if what == SENT:
+            parameters = next(each for each in self.buckets if each.name == name).parameters
+        else:
+            parameters = self.sharded.sub_groups[int(name)] if name else self.sharded.parameters
+        numels = {
+            p: numel for p in sorted(parameters, key=self.sharded.turn)
+            if (numel := self.sharded.local_numel(p, rank=rank))
+        }
+        if what == SENT:
+            for p, numel in numels.items():
+                yield from self._sent_memory(p, numel, op)
+        elif what == SUMMED:
+            yield from _summed(len(numels))
+        elif what == DROPPED:
+            yield from (Free(norm_buffer(p)) for p in numels)
+        elif numels:
+            yield Free("norm.total")
+
+    def _sent_memory(self, p: Parameter, numel: int, op: Op) -> Iterator[Event]:
+        back = Alloc("sent.back", "temporaries", numel * self.sharded.element)
+        comes_back = self.training.device != "cpu"
+        yield from [back] if comes_back else []
+        if op.micro_batch == self.training.batch.accumulation - 1:
+            yield from _normed(norm_buffer(p), numel)
+            if self.sharded.dtype != MASTER_DTYPE:
+                cast = Alloc("sent.cast", "temporaries", numel * MASTER_NBYTES)
+                yield from (cast, Free(cast.buffer))
+        yield from [Free(back.buffer)] if comes_back else []
+
+    def _crossings(self, numel: int, op: Op) -> Iterator[Kernel]:
+        """The work for a shard of `numel` elements."""
+        dtype, pins = self.sharded.dtype, self.training.offload.pin_memory
+        sent = crossing("to_host", numel, dtype=dtype, pinned=pins)
+        back = crossing("to_device", numel, dtype=dtype, pinned=pins)
+        if op.micro_batch:
+            yield from (*back, add_kernel(numel, of=dtype, to=dtype), *sent)
+        else:
+            yield from (*sent, *back)
+        if op.micro_batch == self.training.batch.accumulation - 1:
+            yield copy_kernel(numel, source=dtype, target="float64")
+            yield Kernel("norm", 2 * numel, WIDE_NBYTES * numel, MASTER_DTYPE)
+            if dtype != MASTER_DTYPE:
+                yield copy_kernel(numel, source=dtype, target=MASTER_DTYPE)
+            yield from crossing("to_host", numel, dtype=MASTER_DTYPE, pinned=pins)
+
+
+def norm_buffer(parameter: Parameter) -> str:
+    """The norm of a shard of a gradient, from its bucket's end to the step's."""
+    return Buffer.of(parameter.fqn, "norm")
+
+
+def _normed(name: str, numel: int) -> Iterator[Event]:
+    """The norm of a shard: the root of the square of its norm in float64."""
+    wide = Alloc("norm.wide", "temporaries", WIDE_NBYTES * min(numel, MOST_NORMED))
+    norm, square = (
+        Alloc(f"norm.{name}", "temporaries", WIDE_NBYTES) for name in ("shard", "square")
+    )
+    yield from (wide, norm, Free(wide.buffer), square, Free(norm.buffer))
+    yield from (Alloc(name, "temporaries", WIDE_NBYTES), Free(square.buffer))
+
+
+def _summed(count: int) -> Iterator[Event]:
+    """The sum of the squares of `count` norms."""
+    for index in range(count):
+        square = Alloc("norm.square", "temporaries", WIDE_NBYTES)
+        yield square
+        if not index:
+            yield Alloc("norm.total", "temporaries", WIDE_NBYTES)
+        yield Free(square.buffer)
+    yield Alloc("norm.sum", "communication", DTYPE_NBYTES[MASTER_DTYPE])
