@@ -20,7 +20,8 @@ from typing import Any
 from zsim.errors import ZsimError
 
 SCRIPTS = (
-    "common", "timeline", "memory", "holders", "topology", "candidates", "waterfall", "main"
+    "common", "timeline_drawing", "timeline", "memory", "holders", "topology", "candidates",
+    "waterfall", "main",
 )
 """Files of `zsim/report/web`, in the order in which they run."""
 MOST_BYTES = 5_000_000

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import zsim
-from tests.support.folders import PARITY
+from tests.support.folders import PARITY, ROOT
 from zsim.cli.main import main
+from zsim.ir.ops import COLLECTIVES, MEMORY_KINDS, OP_KINDS
 from zsim.report import data_of, html_page, of_scenario, report
 from zsim.report.html_page import MOST_BYTES, escaped_json
 
@@ -65,6 +66,15 @@ def test_names_that_end_scripts_stay_names():
     assert data_in(made)["sides"][0]["name"] == f"{EVIL}, simulated"
     assert "alert(1)</script>" not in made
     assert "<title>&lt;/script&gt;" in made
+
+
+def test_every_script_is_on_the_page_and_every_kind_has_a_colour():
+    folder = ROOT / "zsim" / "report" / "web"
+    assert {file.stem for file in folder.glob("*.js")} == set(html_page.SCRIPTS)
+    style = (folder / "page.css").read_text(encoding="utf-8")
+    coloured = set(re.findall(r"--(\w+): #", style))
+    assert coloured >= {*MEMORY_KINDS, *COLLECTIVES, "allocated"}
+    assert coloured >= set(OP_KINDS) - {"alloc", "free", "host_wait", "send", "recv"}
 
 
 @pytest.mark.parametrize("value", ["</script>", "<!--", "a\u2028b", "&amp;", '"\\', "{{data}}"])

@@ -1,7 +1,6 @@
 // Timeline: rows of spans by side, rank and stream; zoom, pan, hover, exposed time, critical path.
 
-const ROW = 20, GAP = 14, FIRST_RANKS = 4;
-const [START, END, WHAT, EXPOSED, REASON, CRITICAL, COUNT] = [0, 1, 2, 3, 4, 5, 6];
+const FIRST_RANKS = 4;
 
 function timelineWidget() {
   const data = report.timeline;
@@ -10,7 +9,9 @@ function timelineWidget() {
     "Outlined and joined: the critical path. Focus the drawing for the keys: arrows pan and change " +
     "the row, + and − zoom, 0 shows all, n and p go from span to span.");
   if (!data.ranks.length) { element(box, "p", "No side has spans."); return; }
-  const state = { view: [0, data.end_ns], row: 0, span: null, all: false };
+  const bands = report.sides.map(side => side.band_ns ? side.band_ns[1] : 0);
+  const end = Math.max(data.end_ns, Math.min(d3.max(bands), 1.4 * data.end_ns));
+  const state = { view: [0, end], row: 0, span: null, all: false };
   const controls = element(box, "div", "", { class: "controls" });
   const drawing = element(box, "div", "", { class: "draw" });
   const canvas = element(drawing, "canvas", "", { tabindex: 0, role: "application",
@@ -47,121 +48,27 @@ function timelineWidget() {
     const [context, width] = sharp(canvas, height);
     left = width < 600 ? 76 : 150;
     scale = d3.scaleLinear().domain(state.view).range([left, width - 8]);
-    const [from, to] = state.view;
-    context.fillStyle = colour("faint");
-    context.strokeStyle = colour("line");
-    const axis = axisOf(scale, d3.axisTop, TIMES, Math.max(2, width / 140));
-    for (const tick of axis.tickValues()) {
-      const x = scale(tick);
-      context.fillText(axis.tickFormat()(tick), x + 3, 10);
-      context.beginPath(); context.moveTo(x, 4); context.lineTo(x, height); context.stroke();
-    }
-    context.save();
-    context.beginPath(); context.rect(left, 0, width, height); context.clip();
-    for (const side of report.sides) {
-      if (!side.band_ns) continue;
-      const [low, high] = side.band_ns.map(scale);
-      context.globalAlpha = 0.13; context.fillStyle = colour("accent");
-      context.fillRect(low, 18, Math.max(1, high - low), height - 18);
-      context.globalAlpha = 1;
-    }
-    context.restore();
-    for (const row of rows) {
-      context.fillStyle = colour("ink");
-      if (row.track === row.rank.tracks[0]) context.fillText(row.rank.title, 2, row.rank.top + 5);
-      context.fillStyle = colour(row === rows[state.row] ? "accent" : "faint");
-      context.fillText(words(row.track.stream).slice(0, left / 7), 8, row.y + ROW / 2);
-      context.save();
-      context.beginPath(); context.rect(left, 0, width, height); context.clip();
-      spans(context, row, from, to);
-      if (row.track.stream === "compute") {
-        for (const [start, end] of row.rank.exposed) {
-          if (end < from || start > to) continue;
-          const x = scale(start);
-          hatched(context, x, row.y + 2, Math.max(0.6, scale(end) - x), ROW - 5, colour("bad"));
-        }
-      }
-      context.restore();
-    }
-    context.save();
-    context.beginPath(); context.rect(left, 0, width, height); context.clip();
-    for (const row of rows) if (row.track === row.rank.tracks[0]) path(context, row);
-    if (state.span) outline(context, state.span, rows[state.row], colour("accent"), 3);
-    context.restore();
-  }
-
-  function spans(context, row, from, to) {
-    let lastX = -1;
-    for (const span of row.track.spans) {
-      if (span[END] < from || span[START] > to) continue;
-      const x = scale(span[START]), w = scale(span[END]) - x;
-      if (w < 0.4 && x - lastX < 0.4) continue;
-      lastX = x;
-      const kind = data.what[span[WHAT]][0];
-      context.fillStyle = kindColour(kind);
-      context.fillRect(x, row.y + 2, Math.max(0.6, w - (w > 3 ? 0.6 : 0)), ROW - 5);
-      if (span[EXPOSED]) {
-        context.fillStyle = colour("bad");
-        context.fillRect(x, row.y + ROW - 6, Math.max(0.6, w), 3);
-      }
-      if (span[CRITICAL] && w > 1.5) outline(context, span, row, colour("critical"), 1.2);
-      if (w > 24) {
-        context.fillStyle = "#ffffff";
-        const room = Math.floor((Math.min(w, scale(to) - x) - 6) / 6.6);
-        const whole = data.what[span[WHAT]][1] || kind;
-        const text = whole.length > room ? whole.replace(/^.*\./, ".") : whole;
-        if (room > 1) context.fillText(text.length > room ? `${text.slice(0, room - 1)}…` : text,
-          Math.max(x, left) + 3, row.y + ROW / 2 - 1);
-      }
-    }
-  }
-
-  function outline(context, span, row, ink, width) {
-    context.strokeStyle = ink; context.lineWidth = width;
-    const x = scale(span[START]);
-    context.strokeRect(x, row.y + 2, Math.max(1, scale(span[END]) - x), ROW - 5);
-  }
-
-  function path(context, row) {
-    context.strokeStyle = colour("critical"); context.lineWidth = 1; context.globalAlpha = 0.75;
-    context.beginPath();
-    row.rank.path.forEach(([track, start, end], i) => {
-      const y = row.y + track * ROW + ROW / 2;
-      if (i) context.lineTo(scale(start), y); else context.moveTo(scale(start), y);
-      context.moveTo(scale(end), y);
-    });
-    context.stroke(); context.globalAlpha = 1;
-  }
-
-  function told(span, row) {
-    const [kind, unit, nbytes, group] = data.what[span[WHAT]];
-    const lines = [`${span[COUNT] > 1 ? `${span[COUNT]} spans from ` : ""}${words(kind)} ${unit} · ` +
-      `${row.rank.label}, ${words(row.track.stream)}`,
-      `${formatTime(span[START])} to ${formatTime(span[END])}, ${formatTime(span[END] - span[START])}` +
-      (group ? `, ${formatBytes(nbytes)} over ${group}` : "")];
-    if (span[EXPOSED]) lines.push(`${formatTime(span[EXPOSED])} exposed` +
-      (data.reasons[span[REASON]] ? `: ${data.reasons[span[REASON]]}` : ""));
-    if (span[CRITICAL]) lines.push("on the critical path");
-    return lines.join("\n");
+    drawTimeline(context, { scale, rows, left, width, height, chosen: rows[state.row],
+      span: state.span });
   }
 
   function zoom(factor, at = (state.view[0] + state.view[1]) / 2) {
-    const [a, b] = state.view, most = data.end_ns * 1.02;
+    const [a, b] = state.view, most = end * 1.02;
     let from = at - (at - a) * factor, to = at + (b - at) * factor;
     if (to - from < 10) return;
-    if (to - from >= most) { from = 0; to = data.end_ns; }
+    if (to - from >= most) { from = 0; to = end; }
     move(from, to);
   }
 
   function move(from, to) {
     const length = to - from;
-    const start = Math.max(-0.01 * data.end_ns, Math.min(from, data.end_ns * 1.02 - length));
+    const start = Math.max(-0.01 * end, Math.min(from, end * 1.02 - length));
     state.view = [start, start + length];
     draw();
   }
 
   const pan = part => { const [a, b] = state.view, by = (b - a) * part; move(a + by, b + by); };
-  const whole = () => { state.view = [0, data.end_ns]; draw(); };
+  const whole = () => { state.view = [0, end]; draw(); };
   button(controls, "+", "Zoom in", () => zoom(0.5));
   button(controls, "−", "Zoom out", () => zoom(2));
   button(controls, "◀", "Earlier", () => pan(-0.3));
@@ -191,7 +98,7 @@ function timelineWidget() {
     drag = { x: event.clientX, view: state.view };
     const [row, span] = at(event);
     if (row >= 0) { state.row = row; state.span = span; }
-    if (span) output.textContent = told(span, rows[row]);
+    if (span) output.textContent = toldOf(span, rows[row]);
     draw();
   });
   window.addEventListener("pointerup", () => { drag = null; });
@@ -203,7 +110,7 @@ function timelineWidget() {
       return;
     }
     const [row, span] = at(event);
-    tip(event, span ? told(span, rows[row]) : "");
+    tip(event, span ? toldOf(span, rows[row]) : "");
   });
   canvas.addEventListener("pointerleave", event => tip(event, ""));
   canvas.addEventListener("wheel", event => {
@@ -219,7 +126,7 @@ function timelineWidget() {
     const first = list.findIndex(span => span[END] > state.view[0]);
     const next = now < 0 ? Math.max(0, first) : Math.max(0, Math.min(list.length - 1, now + by));
     state.span = list[next];
-    output.textContent = told(state.span, rows[state.row]);
+    output.textContent = toldOf(state.span, rows[state.row]);
     const [a, b] = state.view, length = b - a;
     if (state.span[START] < a || state.span[START] > b) move(state.span[START] - length / 4,
       state.span[START] + 3 * length / 4);
