@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import tomllib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from zsim.errors import ArgumentError, ScenarioError, ZsimError
+from zsim.errors import ArgumentError, ScenarioError, ZsimError, shown
 from zsim.runs.compare.agreement import ASPECTS
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ OPTIONS = {
     "module": "--module", "testbed": "--testbed", "cluster": "--cluster", "require": "--require",
     "numerics": "--numerics", "device": "--device", "seeds": "--seeds", "nodes": "--nodes",
     "micro_batches": "--micro-batch", "global_batch": "--global-batch", "tokens": "--tokens",
-    "days": "--days", "price": "--price", "workers": "--workers",
+    "days": "--days", "price": "--price", "budget": "--budget", "vary": "--vary",
+    "workers": "--workers",
 }
 """Options of the command line, by the names of arguments in Python."""
 _ARGUMENT = re.compile(
@@ -222,3 +224,29 @@ def counts(text: str) -> tuple[int | str, ...]:
 
 number = seconds
 """Number of anything, or the text itself."""
+
+
+def axes(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Values by dotted key, of texts such as "wrapping.every=1,2", whose values are as in TOML; a
+    word is a string. ArgumentError for other texts."""
+    made: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        try:
+            made[key.strip()] = _toml_list(values)
+        except (tomllib.TOMLDecodeError, RecursionError):
+            equals = ""
+        if not (equals and key.strip() and values.strip()):
+            raise ArgumentError(
+                where="--vary", expected="KEY=V1,V2 with values as in TOML", found=shown(text),
+                remedy='for example --vary wrapping.every=1,2 or --vary offload.optimizer=cpu',
+            )
+    return made
+
+
+def _toml_list(values: str) -> list[Any]:
+    if re.fullmatch(r"\s*[A-Za-z_][\w-]*\s*(,\s*[A-Za-z_][\w-]*\s*)*", values):
+        texts = [each.strip() for each in values.split(",")]
+        return [{"true": True, "false": False}.get(text, text) for text in texts]
+    made: list[Any] = tomllib.loads(f"values = [{values}]")["values"]
+    return made

@@ -184,6 +184,14 @@ def parser() -> arguments.Parser:
         "--price", type=arguments.number, default=None, metavar="P", help="of one GPU for an hour"
     )
     plan.add_argument(
+        "--budget", type=arguments.number, default=None, metavar="M",
+        help="money that --tokens may take at --price; what is dearer is left out",
+    )
+    plan.add_argument(
+        "--vary", action="append", default=[], metavar="KEY=V1,V2",
+        help="values of any other key of the scenario to try, as wrapping.every=1,2; repeatable",
+    )
+    plan.add_argument(
         "--goal", choices=("fastest", "cheapest", "smallest"), default="fastest",
         help="least time (default), fewest GPU hours, or fewest GPUs",
     )

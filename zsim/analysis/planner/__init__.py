@@ -6,9 +6,9 @@ What is left is an exact Pareto front of GPUs, bytes and time, from which the go
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from zsim.analysis.advice import ways_of
 from zsim.analysis.fit import MUCH_FASTER
@@ -34,19 +34,23 @@ AT_ONCE = 48
 def plan_for(
     scenario: Scenario, *, nodes: Sequence[int] = (), micro_batches: Sequence[int] = (),
     global_batch: int | None = None, tokens: float | None = None, days: float | None = None,
-    price: float | None = None, goal: Goal = "fastest", say: Callable[[str], None] = lambda _: None,
+    price: float | None = None, budget: float | None = None, goal: Goal = "fastest",
+    vary: Mapping[str, Sequence[Any]] | None = None, say: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """The way to train `scenario`'s model, with every other way and one reason against each.
 
     `nodes`, `micro_batches`: sizes to try; `global_batch`: sequences of a step, which accumulation
-    fills. `tokens` to train on within `days` leave out what is slower; `price` is of one GPU for an
-    hour. `goal`: "fastest", "cheapest" (GPU hours) or "smallest" (GPUs). ArgumentError for sizes
-    and goals that are none, and for faults but slow links.
+    fills; `vary`: lists of values of any other keys, as {"wrapping.every": [1, 2]}. `tokens` to
+    train on within `days` leave out what is slower; `price` is of one GPU for an hour, and what
+    costs more than the `budget` is left out. `goal`: "fastest", "cheapest" (GPU hours) or
+    "smallest" (GPUs). ArgumentError for sizes and goals that are none, and for faults but slow
+    links.
     """
     fault_support.require_none(scenario, purpose="a plan of training")
-    request = _request(tokens=tokens, days=days, price=price, goal=goal)
+    request = _request(tokens=tokens, days=days, price=price, budget=budget, goal=goal)
     space = space_of(
-        scenario, nodes=nodes, micro_batches=micro_batches, global_batch=global_batch
+        scenario, nodes=nodes, micro_batches=micro_batches, global_batch=global_batch,
+        vary=vary,
     )
     told = list(cases(scenario, space))
     refused = [each for each in told if isinstance(each, Refused)]
@@ -74,9 +78,11 @@ def plan_for(
 
 
 def _request(
-    *, tokens: float | None, days: float | None, price: float | None, goal: str
+    *, tokens: float | None, days: float | None, price: float | None, budget: float | None,
+    goal: str,
 ) -> Request:
-    for where, value in (("tokens", tokens), ("days", days), ("price", price)):
+    limits = {"tokens": tokens, "days": days, "price": price, "budget": budget}
+    for where, value in limits.items():
         if value is not None and not (isinstance(value, int | float) and 0 < value < 1e30):
             raise ArgumentError(
                 where=where, expected="a number above 0", found=described(value)
@@ -86,9 +92,15 @@ def _request(
             where="days", expected="tokens as well", found="none",
             remedy="days say how long training on so many tokens may take",
         )
+    if budget is not None and (tokens is None or price is None):
+        raise ArgumentError(
+            where="budget", expected="tokens and price as well",
+            found="no tokens" if tokens is None else "no price",
+            remedy="a budget is for GPU hours of training on so many tokens",
+        )
     if goal not in GOALS:
         raise ArgumentError(where="goal", expected=" or ".join(GOALS), found=shown(goal))
-    return Request(tokens=tokens, days=days, price=price, goal=goal)
+    return Request(tokens=tokens, days=days, price=price, budget=budget, goal=goal)
 
 
 def _batches(
@@ -135,7 +147,8 @@ def _taken(options: Sequence[Option], request: Request) -> Option | None:
     none fits. Of two that are as good the one that comes first shards and recomputes less."""
     for verdict in ("FITS", "TIGHT"):
         able = [
-            each for each in options if each.memory.verdict == verdict and not _late(each, request)
+            each for each in options
+            if each.memory.verdict == verdict and not _beyond(each, request)
         ]
         if able:
             least = min(_cost(each, request) for each in able)
@@ -160,10 +173,17 @@ def _as_good(option: Option, least: tuple[float, float], request: Request) -> bo
     return first <= MUCH_FASTER * least[0] and (first > least[0] or as_little)
 
 
-def _late(option: Option, request: Request) -> bool:
-    return bool(
-        request.tokens and request.days and option.days(request.tokens)[0] > request.days
-    )
+def _beyond(option: Option, request: Request) -> str:
+    """The reason against an option that takes more days or money than there are; or ""."""
+    if request.tokens and request.days:
+        days = option.days(request.tokens)[0]
+        if days > request.days:
+            return f"{days:,.1f} days, where {request.days:g} are asked"
+    if request.tokens and request.price and request.budget:
+        cost = option.gpu_hours(request.tokens) * request.price
+        if cost > request.budget:
+            return f"costs {cost:,.0f}, where {request.budget:,.0f} are asked"
+    return ""
 
 
 def _reason(
@@ -175,8 +195,8 @@ def _reason(
     needed, there = option.memory.needed.nbytes, option.memory.capacity.nbytes
     if option.memory.verdict == "OOM":
         return f"OOM: {format_bytes(needed)} of {format_bytes(there)}"
-    if _late(option, request):
-        return f"{option.days(request.tokens or 0)[0]:,.1f} days, where {request.days:g} are asked"
+    if beyond := _beyond(option, request):
+        return beyond
     if option.memory.verdict == "TIGHT":
         return "TIGHT: it may not have room"
     better = next((each for each in options if dominates(each, option)), None)

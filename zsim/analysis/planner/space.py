@@ -1,37 +1,44 @@
-"""Candidates of a plan: the scenario on each number of nodes, with each micro-batch, at one global
-batch. Each has every strategy and checkpointing that `zsim fit` compares.
+"""Candidates of a plan: the scenario on each number of nodes, with each micro-batch and each value
+of other keys, at one global batch. Each has every strategy and checkpointing that `zsim fit`
+compares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 from zsim.analysis import fit
+from zsim.analysis.sweep.axes import Axes, axes_of, changes_of
 from zsim.errors import ArgumentError, ScenarioError
 from zsim.io.units import counted
 from zsim.scenario import refusals
 from zsim.scenario.scenario import Scenario
+from zsim.scenario.tables import in_line
 from zsim.strategies import STRATEGIES
 
 MAX_SIZES = 256
-"""Most pairs of nodes and micro-batch; each has some 18 strategies."""
+"""Most combinations of nodes, micro-batch and other keys; each has some 18 strategies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """Numbers of nodes, micro-batches, and the global batch in sequences, which accumulation fills.
+    `vary`: values of other keys of the scenario, by dotted key.
     """
 
     nodes: tuple[int, ...]
     micro_batches: tuple[int, ...]
     global_batch: int
+    vary: Axes = field(default_factory=lambda: Axes({}))
 
 
 @dataclass(frozen=True, slots=True)
 class PlanCase:
-    """A candidate: the strategy and checkpointing in words, and the scenario that it is."""
+    """A candidate: strategy, checkpointing and varied keys in words, and the scenario that it is.
+    """
 
     way: str
     scenario: Scenario
@@ -58,13 +65,15 @@ class Refused:
 
 def space_of(
     scenario: Scenario, *, nodes: Sequence[int] = (), micro_batches: Sequence[int] = (),
-    global_batch: int | None = None,
+    global_batch: int | None = None, vary: Mapping[str, Sequence[Any]] | None = None,
 ) -> Space:
     """The space that was asked for.
 
     By default nodes and global batch are the scenario's. Micro-batches are the powers of two that
-    the global batch has room for, and the scenario's. ArgumentError for sizes that are none.
+    the global batch has room for, and the scenario's. ArgumentError for sizes that are none,
+    SweepError for keys to `vary` without a list of values.
     """
+    varied = axes_of(vary, where="vary") if vary else Axes({})
     own, batch = max(1, scenario.world_size // scenario.cluster.devices_per_node), scenario.batch
     whole = batch.micro_batch * batch.accumulation * scenario.world_size
     if global_batch is not None:
@@ -78,13 +87,14 @@ def space_of(
     most = max(1, whole // scenario.world_size)
     powers = {2**n for n in range(most.bit_length()) if 2**n <= most}
     chosen = Space(
-        nodes=tuple(sorted(set(nodes or (own,)))), global_batch=whole,
+        vary=varied, nodes=tuple(sorted(set(nodes or (own,)))), global_batch=whole,
         micro_batches=tuple(sorted(set(micro_batches or (powers | {batch.micro_batch})))),
     )
-    pairs = len(chosen.nodes) * len(chosen.micro_batches)
+    pairs = len(chosen.nodes) * len(chosen.micro_batches) * varied.num_points
     if pairs > MAX_SIZES:
         raise ArgumentError(
-            where="nodes and micro_batches", expected=f"at most {MAX_SIZES} pairs",
+            where="sizes", expected=f"at most {MAX_SIZES} combinations of nodes, micro-batches "
+                                    f"and varied keys",
             found=f"{pairs:,}", remedy="name fewer",
         )
     return chosen
@@ -92,10 +102,14 @@ def space_of(
 
 def cases(scenario: Scenario, space: Space) -> Iterator[PlanCase | Refused]:
     """Every candidate of the space, those that cannot be with their reason."""
-    for nodes, micro_batch in product(space.nodes, space.micro_batches):
-        size = f"{counted(nodes, 'node')}, micro_batch = {micro_batch}"
+    for nodes, micro_batch, values in product(
+        space.nodes, space.micro_batches, [*space.vary.points()]
+    ):
+        told = "".join(f", {key} = {in_line(value)}" for key, value in values.items())
+        size = f"{counted(nodes, 'node')}, micro_batch = {micro_batch}{told}"
         try:
-            sized = _sized(scenario, space, nodes=nodes, micro_batch=micro_batch)
+            changed = scenario.with_(**changes_of(values))
+            sized = _sized(changed, space, nodes=nodes, micro_batch=micro_batch)
         except ScenarioError as error:
             yield Refused(size, error.problems[0])
             continue
@@ -104,7 +118,7 @@ def cases(scenario: Scenario, space: Space) -> Iterator[PlanCase | Refused]:
             continue
         for name, case in fit.cases(sized):
             problems = refusals.problems(case)
-            able = PlanCase(name, case)
+            able = PlanCase(name + told, case)
             yield Refused(able.name, problems[0]) if problems else able
 
 

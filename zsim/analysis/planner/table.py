@@ -25,11 +25,13 @@ MOST_REASONS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Tokens to train on, the days that they may take, the price of a GPU hour, and the goal."""
+    """Tokens to train on, the days and the money that they may take, the price of a GPU hour, and
+    the goal."""
 
     tokens: float | None
     days: float | None
     price: float | None
+    budget: float | None
     goal: str
 
 
@@ -175,7 +177,7 @@ def _kind(reason: str) -> str:
     if head or "sequences are no multiple" in reason:
         return head or "do not divide the global batch"
     if " are asked" in reason:
-        return "too slow for the days"
+        return "too dear for the budget" if reason.startswith("costs") else "too slow for the days"
     return "on the front as well" if reason.endswith("% time") else reason[:90]
 
 
@@ -187,7 +189,7 @@ def _verdict(plan: Plan) -> Iterator[str]:
     if taken is None:
         late = any("are asked" in each.reason for each in plan.options)
         remedy = "more nodes, or more days" if late else "more nodes, or smaller micro-batches"
-        yield f"nothing fits{' in time' if late else ''}: try {remedy}"
+        yield f"nothing fits{' in time and budget' if late else ''}: try {remedy}"
         return
     yield f"{taken.name}: {taken.gpus:,} GPUs, {taken.step_time} a step"
     if request.tokens:

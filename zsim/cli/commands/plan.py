@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from zsim.analysis.planner import plan_for
+from zsim.cli import arguments
 from zsim.cli.inputs import load_one
 from zsim.cli.reports import report
 from zsim.io import files
@@ -20,7 +21,8 @@ def planned(options: argparse.Namespace) -> int:
     plan = plan_for(
         scenario, nodes=options.nodes, micro_batches=options.micro_batch,
         global_batch=options.global_batch, tokens=options.tokens, days=options.days,
-        price=options.price, goal=options.goal,
+        price=options.price, budget=options.budget, goal=options.goal,
+        vary=arguments.axes(options.vary),
         say=lambda text: report.tell(f"{scenario.name}: {text}"),
     )
     if options.json:

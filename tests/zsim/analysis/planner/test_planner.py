@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -119,7 +120,7 @@ def test_days_leave_out_what_is_slower(plan: zsim.Plan) -> None:
         SMALL, micro_batches=[1], global_batch=32, tokens=tokens, days=fastest / 9
     )
     assert never.recommended is None
-    assert str(never).endswith("nothing fits in time: try more nodes, or more days")
+    assert str(never).endswith("nothing fits in time and budget: try more nodes, or more days")
 
 
 def test_sizes_that_do_not_divide_are_told() -> None:
@@ -138,7 +139,7 @@ def test_sizes_none_of_which_divide_are_told_in_the_last_line() -> None:
 @pytest.mark.parametrize(("asked", "message"), [
     ({"nodes": [0]}, "nodes: expected numbers from 1 on"),
     ({"micro_batches": ["a"]}, "micro_batches: expected numbers"),
-    ({"nodes": range(1, 300), "micro_batches": [1]}, "at most 256 pairs, found 299"),
+    ({"nodes": range(1, 300), "micro_batches": [1]}, "at most 256 combinations of nodes, micro-batches and varied keys, found 299"),
     ({"days": 3.0}, "days: expected tokens as well"), ({"tokens": -1}, "tokens: expected a number"),
     ({"goal": "best"}, "goal: expected fastest or cheapest or smallest"),
     ({"global_batch": 0}, "global_batch: expected numbers"),
@@ -163,3 +164,49 @@ def test_the_command_prints_and_writes_what_to_take(tmp_path, capsys) -> None:
     assert plan["recommended"] in {option["name"] for option in plan["options"]}
     assert main(["plan", str(file), "--micro-batch", "two"]) == 2
     assert "--micro-batch" in capsys.readouterr().err
+
+
+def test_other_keys_vary_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL.with_(strategy={"name": "zero2"}).to_toml())
+    asked = ["plan", str(path), "--micro-batch", "1", "--vary", "wrapping.every=1,2", "--json",
+             "--vary", "offload.optimizer=cpu,nvme"]
+    main(asked)
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["space"]["vary"]["values"] == {
+        "wrapping.every": [1, 2], "offload.optimizer": ["cpu", "nvme"],
+    }
+    two = [each for each in plan["options"] if "wrapping.every = 2" in each["name"]]
+    assert two
+    assert all(each["scenario"]["wrapping"]["every"] == 2 for each in two)
+    names = [each["name"] for each in (*plan["options"], *plan["refused"])]
+    assert any('offload.optimizer = "nvme"' in name for name in names)
+
+
+def test_a_budget_leaves_out_what_costs_more() -> None:
+    asked = {"nodes": [1, 2], "micro_batches": [1], "global_batch": 32, "tokens": 1e9, "price": 2.0}
+    free = zsim.plan_for(SMALL, **asked)
+    costs = sorted(option.gpu_hours(1e9) * 2 for option in free.options)
+    held = zsim.plan_for(SMALL, **asked, budget=(costs[0] + costs[-1]) / 2)
+    dear = [option for option in held.options if option.reason.startswith("costs")]
+    assert {option.name for option in dear} == {
+        option.name for option in held.options
+        if option.gpu_hours(1e9) * 2 > (costs[0] + costs[-1]) / 2
+        and option.memory.verdict != "OOM"
+    }
+    assert dear
+
+
+@pytest.mark.parametrize("text", ["wrapping.every", "wrapping.every=", "=1", "wrapping.every=[1"])
+def test_a_varied_key_without_values_is_told(
+    text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL.to_toml())
+    assert main(["plan", str(path), "--vary", text]) == 2
+    assert "--vary: expected KEY=V1,V2" in capsys.readouterr().err
+
+
+def test_a_budget_needs_tokens_and_a_price() -> None:
+    with pytest.raises(zsim.ZsimError, match="budget: expected tokens and price as well"):
+        zsim.plan_for(SMALL, budget=100)
