@@ -230,7 +230,7 @@ class Draft:
             else:
                 self._place(total // each * self._divides, key=key)
                 world = self.world
-        if self._total and world:
+        if self._total and world and not world % self._divides:
             replicas = world // self._divides
             micro, accumulation = self._third(micro, accumulation, replicas)
         if accumulation is None:

@@ -15,8 +15,7 @@ SIZES = {
     "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 128,
 }
 KINDS = {
-    "qwen3": {"head_dim": 16}, "gemma3_text": {"head_dim": 16}, "olmo2": {},
-    "mixtral": {"num_local_experts": 4},
+    "gemma3_text": {"head_dim": 16}, "mixtral": {"num_local_experts": 4},
 }
 SCENARIO = """\
 model = { SOURCE }

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.configs import imported
@@ -114,6 +114,7 @@ OPEN = {
 
 
 @pytest.mark.parametrize("kind", SAYABLE)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_scenario_exported_and_imported_again_is_the_same(kind, data, tmp_path_factory):
     scenario = data.draw(SAYABLE[kind])

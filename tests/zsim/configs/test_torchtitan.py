@@ -112,7 +112,7 @@ def test_a_value_that_is_an_expression_is_refused_where_it_matters(tmp_path):
 
 @pytest.mark.parametrize("text", [
     "def f(:\n", "x = 1\n", "def a():\n    return b()\ndef b():\n    return a()\n",
-    "def a():\n    return " + "[" * 300 + "]" * 300,
+    "def a():\n    return " + "[" * 300 + "]" * 300, "def a():\n    return a" + ".b" * 950 + "()",
 ])
 def test_python_that_is_no_config_is_refused(tmp_path, text):
     with pytest.raises(ScenarioError):

@@ -31,6 +31,10 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     machines = config.whole("num_machines", 1)
     _launcher(config)
     replicas = _mesh(config.table("parallelism_config"), draft)
+    if kind != "FSDP":
+        config.ignore("not of this distributed_type", "fsdp_config")
+    if kind != "DEEPSPEED":
+        config.ignore("not of this distributed_type", "deepspeed_config")
     fsdp, zero = _without_prefix(config, "fsdp_config"), config.table("deepspeed_config")
     draft.processes(number, key="num_processes", machines=machines)
     if kind == "FSDP":
@@ -106,10 +110,9 @@ def _mesh(mesh: ConfigKeys, draft: Draft) -> int:
                                                         "sequences over ranks are not modelled")
     if sizes["dp_shard_size"] > 1:
         draft.put("strategy.dp_shard", sizes["dp_shard_size"])
-    mesh.ignore("an option of context parallelism", "cp_comm_strategy", prefix + "cp_comm_strategy",
-                "cp_backend", prefix + "cp_backend", "sp_backend", prefix + "sp_backend",
-                *(f"{prefix}sp_{rest}" for rest in ("seq_length", "seq_length_is_variable",
-                                                    "attn_implementation")))
+    mesh.ignore("an option of context parallelism", *(
+        key for key in mesh.left if key.removeprefix(prefix).startswith(("cp_", "sp_"))
+    ))
     mesh.close()
     return sizes["dp_replicate_size"]
 

@@ -229,7 +229,7 @@ def _model(config: ConfigKeys, draft: Draft, *, tensor: int) -> None:
         family = "gpt"
     else:
         family = ""
-    if explicit:
+    if explicit and not draft.answers.model:
         draft.put("execution.softmax", "fused")
     if not fuses:
         draft.put("execution.loss", "composite")

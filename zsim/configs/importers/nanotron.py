@@ -35,7 +35,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     wide = optimizer.flag("accumulate_grad_in_fp32", True)
     _optimizer(optimizer, draft)
     _model(config.table("model"), draft, tensor=tensor, sharded=sharded, wide=bool(wide))
-    config.ignore(DATA, "checkpoints", "data", "data_stages", "general", "lighteval", "logging",
+    config.ignore(DATA, "benchmark_csv_path", "checkpoints", "data", "data_stages", "general", "lighteval", "logging",
                   "profiler", "tokenizer", "s3_upload", "metrics_logging", "kill_switch_path",
                   "experiment_logger", "wandb")
     config.close()
@@ -50,6 +50,8 @@ def _parallelism(table: ConfigKeys, draft: Draft) -> int:
     for axis in ("expert_parallel_size", "context_parallel_size"):
         table.only(axis, 1, unmodelled="it is not modelled")
     table.only("recompute_layer", False, unmodelled="give it as activation_checkpointing.mode")
+    table.only("recompute_granularity", "SELECTIVE",
+               unmodelled="give it as activation_checkpointing.mode")
     table.ignore("an option of tensor or pipeline parallelism", "tp_mode", "pp_engine",
                  "tp_linear_async_communication", "tp_recompute_allgather",
                  "use_fsdp_or_zero_for_tp")
@@ -144,8 +146,8 @@ def _sizes(table: ConfigKeys, draft: Draft, *, multiple: int) -> None:
         "rms_norm_eps", "rope_scaling", "rope_theta", "rope_interleaved", "use_cache",
         "rope_seq_len_interpolation_factor", "attention_bias", "_attn_implementation",
         "_fused_rms_norm", "_fused_rotary_emb", "_use_doc_masking", "_use_qkv_packed",
-        "log_attn_probs", "sliding_window_size", "use_sliding_window", "z_loss_enabled",
-        "z_loss_coefficient", "no_rope_layer", "flex_attention_mask", "ring_attn_heads_k_stride",
+        "log_attn_probs", "sliding_window_size", "use_sliding_window", "interleaved_rotary",
+        "z_loss_enabled", "z_loss_coefficient", "no_rope_layer", "flex_attention_mask", "ring_attn_heads_k_stride",
     )
     if not (llama or qwen):
         for key in list(table.left):

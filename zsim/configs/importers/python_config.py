@@ -17,7 +17,8 @@ from zsim.errors import ScenarioError
 
 STATEMENTS = "statements"
 """Key of a recipe's table: what of it is not executed."""
-HARMLESS = (ast.Import, ast.ImportFrom, ast.Assert)
+HARMLESS = (ast.Import, ast.ImportFrom, ast.Assert, ast.FunctionDef)
+"""Statements that change no config by themselves."""
 
 
 def python_config(text: str, *, where: str, recipe: str = "") -> Config:
@@ -32,7 +33,10 @@ def python_config(text: str, *, where: str, recipe: str = "") -> Config:
         names = ", ".join(recipes) or "none"
         raise ScenarioError((f"{where}: expected --recipe with one of {names[:2000]}, found "
                              f"{chosen or 'none'}",))
-    return _Recipe(recipes, where).table(chosen, 0)
+    try:
+        return _Recipe(recipes, where).table(chosen, 0)
+    except RecursionError:
+        raise ScenarioError((f"{where}: {chosen}: expected fewer nested expressions",)) from None
 
 
 def _recipes(tree: ast.Module) -> dict[str, Sequence[ast.stmt]]:

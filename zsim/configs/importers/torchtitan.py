@@ -36,6 +36,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
         draft.notes.problem(statement, "a statement, which is not executed; choose a recipe "
                                        f"without it, or --drop {STATEMENTS}")
     newer = CALLED in config
+    config = _regrouped(config)
     converters = _model(config, draft)
     sharded = _parallelism(config.table("parallelism"), draft)
     compiled = _training(config.table("training"), draft, sharded=sharded)
@@ -52,6 +53,23 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     config.ignore("it changes no byte and no time of a step", *NO_STEP)
     config.ignore("the loss is computed at once here, and not in chunks", "loss")
     config.close()
+
+
+def _regrouped(config: ConfigKeys) -> ConfigKeys:
+    """The config with degrees of parallelism in their table, and the converter of float8: the
+    oldest releases have them under training, experimental and float8."""
+    tables = {key: config.any(key) for key in config.left}
+    mesh = dict(tables.get("parallelism") or {})
+    for name in ("training", "experimental"):
+        table = tables.get(name)
+        if isinstance(table, dict):
+            moved = {k: v for k, v in table.items() if k.endswith(("_parallel_degree", "_degree"))}
+            mesh = moved | mesh
+            tables[name] = {k: v for k, v in table.items() if k not in moved}
+    float8 = tables.get("float8")
+    if isinstance(float8, dict) and float8.pop("enable_float8_linear", False):
+        tables["model_converters"] = ["float8"]
+    return ConfigKeys(tables | {"parallelism": mesh}, config.notes)
 
 
 def _model(config: ConfigKeys, draft: Draft) -> list[Any]:

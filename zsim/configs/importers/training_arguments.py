@@ -44,9 +44,10 @@ NO_STEP = (
     "ddp_broadcast_buffers", "ddp_backend", "ddp_timeout", "debug", "skip_memory_metrics",
     "resume_from_checkpoint", "local_rank", "use_cpu", "model_name_or_path", "model_revision",
     "torch_dtype", "dtype", "trust_remote_code", "dataset_name", "dataset_config",
-    "dataset_configs", "dataset_mixer", "dataset_splits", "dataset_train_split",
+    "dataset_configs", "dataset_mixer", "dataset_mixture", "packing_strategy",
+    "attn_implementation", "dataset_splits", "dataset_train_split",
     "dataset_test_split", "dataset_kwargs", "dataset_num_proc", "preprocessing_num_workers",
-    "chat_template", "beta", "loss_type", "max_prompt_length", "log_evals", "seed_worker",
+    "chat_template", "loss_type", "max_prompt_length", "log_evals", "seed_worker",
     "eos_token", "pad_token", "packing", "dataset_text_field", "completion_only_loss",
     "assistant_only_loss", "precompute_ref_log_probs",
 )
@@ -166,6 +167,8 @@ def _rest(config: ConfigKeys, draft: Draft) -> None:
     for key in ("use_liger_kernel", "use_peft", "load_in_4bit", "load_in_8bit",
                 "auto_find_batch_size", "neftune_noise_alpha", "parallelism_config"):
         config.only(key, False, unmodelled="zsim does not model it; --drop leaves it out")
+    config.only("beta", None, unmodelled="training by preferences has a second model, which is "
+                                         "not modelled; --drop leaves it out")
     config.ignore("an option of what is off", "liger_kernel_config", "ddp_static_graph",
                   "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
 
