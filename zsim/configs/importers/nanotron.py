@@ -35,9 +35,9 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     wide = optimizer.flag("accumulate_grad_in_fp32", True)
     _optimizer(optimizer, draft)
     _model(config.table("model"), draft, tensor=tensor, sharded=sharded, wide=bool(wide))
-    config.ignore(DATA, "benchmark_csv_path", "checkpoints", "data", "data_stages", "general", "lighteval", "logging",
-                  "profiler", "tokenizer", "s3_upload", "metrics_logging", "kill_switch_path",
-                  "experiment_logger", "wandb")
+    config.ignore(DATA, "benchmark_csv_path", "checkpoints", "data", "data_stages", "general",
+                  "lighteval", "logging", "profiler", "tokenizer", "s3_upload", "metrics_logging",
+                  "kill_switch_path", "experiment_logger", "wandb")
     config.close()
 
 
@@ -147,7 +147,8 @@ def _sizes(table: ConfigKeys, draft: Draft, *, multiple: int) -> None:
         "rope_seq_len_interpolation_factor", "attention_bias", "_attn_implementation",
         "_fused_rms_norm", "_fused_rotary_emb", "_use_doc_masking", "_use_qkv_packed",
         "log_attn_probs", "sliding_window_size", "use_sliding_window", "interleaved_rotary",
-        "z_loss_enabled", "z_loss_coefficient", "no_rope_layer", "flex_attention_mask", "ring_attn_heads_k_stride",
+        "z_loss_enabled", "z_loss_coefficient", "no_rope_layer", "flex_attention_mask",
+        "ring_attn_heads_k_stride",
     )
     if not (llama or qwen):
         for key in list(table.left):
