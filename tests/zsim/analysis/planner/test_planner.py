@@ -139,7 +139,8 @@ def test_sizes_none_of_which_divide_are_told_in_the_last_line() -> None:
 @pytest.mark.parametrize(("asked", "message"), [
     ({"nodes": [0]}, "nodes: expected numbers from 1 on"),
     ({"micro_batches": ["a"]}, "micro_batches: expected numbers"),
-    ({"nodes": range(1, 300), "micro_batches": [1]}, "at most 256 combinations of nodes, micro-batches and varied keys, found 299"),
+    ({"nodes": range(1, 300), "micro_batches": [1]},
+     "at most 256 combinations of nodes, micro-batches and varied keys, found 299"),
     ({"days": 3.0}, "days: expected tokens as well"), ({"tokens": -1}, "tokens: expected a number"),
     ({"goal": "best"}, "goal: expected fastest or cheapest or smallest"),
     ({"global_batch": 0}, "global_batch: expected numbers"),
