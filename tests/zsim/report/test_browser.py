@@ -193,6 +193,14 @@ def test_the_other_side_has_what_a_record_has(page):
     assert "needed" in page.inner_text("#waterfall")
 
 
+def test_figures_stand_side_by_side_with_the_checks_below(page, sides):
+    heads = page.locator("#facts table").first.locator("th")
+    assert heads.all_inner_texts() == ["", *(side.name for side in sides)]
+    (step,) = page.locator("#facts tr", has_text="step time").filter(has_text=" to ").all()
+    assert len(step.locator("td").all()) == 3
+    assert "collective order" in page.inner_text("#facts")
+
+
 def test_colours_change_and_nothing_is_wider_than_a_narrow_screen(page):
     shades = set()
     for _ in range(3):

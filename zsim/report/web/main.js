@@ -1,11 +1,13 @@
 // The page as a whole: head, sections, the choice of a side, colours, printing.
 
+// A row for each figure, with a column for each side.
 function factsSection() {
   const box = section("facts", "At a glance");
-  for (const side of report.sides) {
-    if (report.sides.length > 1) element(box, "h3", side.name);
-    table(box, [], side.facts);
-  }
+  const names = [...new Set(report.sides.flatMap(side => side.facts.map(([name]) => name)))];
+  const cell = (side, name) => side.facts.filter(fact => fact[0] === name)
+    .map(fact => fact[1]).join("; ");
+  table(box, report.sides.length > 1 ? ["", ...report.sides.map(side => side.name)] : [],
+    names.map(name => [name, ...report.sides.map(side => cell(side, name))]));
   if (report.checks.length) {
     element(box, "h3", "Predicted against measured");
     table(box, ["check", "status", "found"], report.checks);
