@@ -75,8 +75,11 @@ def of_record(record: RunRecord) -> ReportSide:
 def facts(side: ReportSide) -> Rows:
     """The figures of a side, each as name and text."""
     record, step = side.record, side.step
-    rows = [["ran on", f"{record.backend} ({record.interpreter}), "
-                       f"{counted(record.world_size, 'rank')}"], ["mesh", str(record.mesh).removeprefix("mesh ")]]
+    rows = [
+        ["ran on", f"{record.backend} ({record.interpreter}), "
+                   f"{counted(record.world_size, 'rank')}"],
+        ["mesh", str(record.mesh).removeprefix("mesh ")],
+    ]
     if step is not None:
         scenario = step.scenario
         batch = scenario.batch
