@@ -164,3 +164,23 @@ def test_a_config_of_another_tool_is_known_by_every_command(tmp_path, command, c
     assert f"found a config of deepspeed; `zsim import deepspeed {config}`" in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(("no_color", "green"), [("", True), ("1", False)])
+def test_a_terminal_wraps_values_cuts_no_name_and_has_colours_unless_told_not_to(
+    tmp_path, monkeypatch, capsys, no_color, green
+):
+    file = written(tmp_path, "a.toml")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["run", file]) == 0
+    printed = capsys.readouterr().out
+    assert ("\033[32mFITS\033[0m" in printed) is green
+    assert max(len(line.replace("\033[32m", "").replace("\033[0m", ""))
+               for line in printed.splitlines()) <= 60
+    monkeypatch.chdir(tmp_path)
+    assert main(["list", "scenarios"]) == 0
+    names = [line.strip() for line in capsys.readouterr().out.splitlines() if ".toml" in line]
+    assert all(load(name) for name in names[:3])

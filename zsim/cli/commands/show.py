@@ -15,7 +15,7 @@ from zsim.analysis import advice
 from zsim.cli.inputs import load_one, read, warned
 from zsim.cli.reports import memory_report, report
 from zsim.engine.simulate import LostLinkError
-from zsim.errors import ScenarioError
+from zsim.errors import ScenarioError, shown
 from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.memory import fits, full_device, non_torch, reserved, waterfall
@@ -220,7 +220,10 @@ def _strategies() -> Iterator[Row]:
     from zsim.strategies import STRATEGIES
 
     for name in STRATEGIES:
-        yield name, ", ".join(key for key in strategy_table(name).model_fields if key != "name")
+        yield name, ", ".join(
+            key if field.default is None else f"{key} = {shown(field.default)}"
+            for key, field in strategy_table(name).model_fields.items() if key != "name"
+        )
 
 
 def _backends() -> Iterator[Row]:

@@ -7,10 +7,14 @@ It reads Runs, checks and figures. It knows no engine and decides no verdict.
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from shutil import get_terminal_size
+from textwrap import wrap
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +35,9 @@ Thing = TypeVar("Thing")
 
 MOST_LATE = 4
 """Most ranks that a table names of those that come late."""
+COLOURS = {"FITS": 32, "TIGHT": 33, "OOM": 31, "FAILED": 31, "DIFFERS": 31, "BROKEN": 31}
+"""Numbers of a terminal's colours, by the verdicts that have one: green, yellow, red."""
+_VERDICT = re.compile(rf"\b(?:{'|'.join(COLOURS)})\b")
 WORDS = {True: "ok", False: "FAILED", None: "-"}
 
 
@@ -95,7 +102,10 @@ def say(text: str) -> None:
     """A line for people, on standard output; what a terminal would obey instead of showing it is a
     ? there."""
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(visible(text).encode(encoding, errors="replace").decode(encoding) + "\n")
+    shown = visible(text).encode(encoding, errors="replace").decode(encoding)
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+        shown = _VERDICT.sub(lambda match: f"\033[{COLOURS[match[0]]}m{match[0]}\033[0m", shown)
+    sys.stdout.write(shown + "\n")
 
 
 def print_runs(
@@ -174,21 +184,25 @@ def _figure_rows(run: Run) -> Iterator[tuple[str, str]]:
     if figures.tokens_per_second_per_gpu is not None:
         yield "tokens/s per rank", f"{figures.tokens_per_second_per_gpu:,.0f}"
     for kind, traffic in figures.collectives.items():
-        yield kind.replace("_", "-"), f"{traffic.count} of {traffic.bytes:,} B in all"
+        yield kind.replace("_", "-"), f"{traffic.count} of {_sized(traffic.bytes)} in all"
     if figures.bytes_sent_per_rank is not None:
-        yield "sent per rank", f"{figures.bytes_sent_per_rank:,} B"
+        yield "sent per rank", _sized(figures.bytes_sent_per_rank)
     peak = figures.peak_memory_bytes
     room = "" if run.device_memory is not None else _room(figures)
-    about = f" ({format_bytes(peak)})" if peak >= 2**20 else ""
-    yield "peak memory", f"{peak:,} B{about}{room}"
+    yield "peak memory", f"{_sized(peak)}{room}"
     for kind, nbytes in figures.peak_memory_by_kind.items():
         if nbytes:
-            yield f"  {kind}", f"{nbytes:,} B"
+            yield f"  {kind}", _sized(nbytes)
     for part, highest in figures.peak_memory_by_part.items():
-        yield f"peak in {part}", f"{highest:,} B"
-    yield "peak of first step", f"{figures.peak_first_step_bytes:,} B"
+        yield f"peak in {part}", _sized(highest)
+    yield "peak of first step", _sized(figures.peak_first_step_bytes)
     if allocator := run.record.provenance.get("allocator"):
         yield "allocator", allocator
+
+
+def _sized(nbytes: int) -> str:
+    """A size for people, with its bytes where it is rounded."""
+    return f"{format_bytes(nbytes)} ({nbytes:,} B)" if nbytes >= 2**20 else f"{nbytes:,} B"
 
 
 def _room(figures: metrics.Figures) -> str:
@@ -305,19 +319,25 @@ def print_lists(lists: Mapping[str, Sequence[tuple[str, str]]], *, as_json: bool
 
 
 def table(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Two columns: with rich on a terminal, aligned plain text elsewhere."""
+    """Names and values in two columns. On a terminal values are wrapped to its width, and a name
+    that is long has a line of its own: none is cut."""
     title, rows = _line(title), [(_line(name), _line(value)) for name, value in rows]
-    if sys.stdout.isatty():
-        from rich.console import Console  # only a terminal needs it
-        from rich.table import Table
-        from rich.text import Text
-
-        drawn = Table("", "", title=Text(title), title_justify="left", show_header=False)
-        for name, value in rows:
-            drawn.add_row(Text(name), Text(value))
-        Console().print(drawn)
-        return
     width = max((len(name) for name, _ in rows), default=0)
+    columns = get_terminal_size().columns if sys.stdout.isatty() else 0
     say(title)
     for name, value in rows:
-        say(f"  {name:{width}}  {value}")
+        if not columns:
+            say(f"  {name:{width}}  {value}")
+        elif 2 * width <= columns:
+            _say_beside(f"  {name:{width}}  ", value, columns=columns)
+        else:
+            say(f"  {name}")
+            _say_beside(" " * 6, value, columns=columns)
+
+
+def _say_beside(head: str, value: str, *, columns: int) -> None:
+    """`value` after `head`, in lines of at most so many columns."""
+    lines = wrap(value, max(20, columns - len(head)), break_long_words=False,
+                 break_on_hyphens=False) or [""]
+    for number, line in enumerate(lines):
+        say(f"{' ' * len(head) if number else head}{line}")
