@@ -156,7 +156,9 @@ class InputsOnHost:
         """The names of the inputs for the recomputation, which are on the device or have been
         fetched; begin to fetch those of the region before."""
         values, copies = self.crossings.values, self.crossings.inputs(region)
-        self._awaits = bool(copies)
+        if not copies:
+            return []
+        self._awaits = True
         if self._kept and self._kept[-1] is region:
             self._kept.pop()
             for source, (name, nbytes) in copies.items():
