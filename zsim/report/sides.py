@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim import api
 from zsim.analysis import scenario_warnings
@@ -22,6 +22,10 @@ from zsim.scenario.scenario import Scenario
 
 Rows = list[list[str]]
 """Rows of text, as a table shows them."""
+
+
+class ReportSideError(ZsimError):
+    """A Run that a report can say nothing of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,14 @@ def of_scenario(scenario: Scenario) -> ReportSide:
 
 
 def of_record(record: RunRecord) -> ReportSide:
-    """The side of a saved Run."""
+    """The side of a saved Run; ReportSideError where no rank has ended its steady step."""
+    ended = tuple(rank for rank in record.ranks if "steady" in rank.phases)
+    if not ended:
+        raise ReportSideError(
+            where=record.scenario, expected="a Run with a steady step",
+            found=f"one that did not reach it: {record.failure}"[:300],
+        )
+    record = replace(record, ranks=ended)
     how = "simulated" if record.interpreter == "simulator" else f"measured on {record.backend}"
     return ReportSide(name=f"{record.scenario}, {how}, saved", record=record)
 

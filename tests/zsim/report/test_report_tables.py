@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 import zsim
 from tests.support.folders import PARITY
+from zsim.errors import ZsimError
 from zsim.report import data_of, of_record, of_scenario
 from zsim.report.candidate_tables import dominates
 from zsim.report.memory_tables import memory_table
 from zsim.report.memory_walk import MemoryWalk, thinned, walk
-from zsim.report.sides import ReportSide
+from zsim.report.sides import ReportSide, facts
 from zsim.report.timeline_tables import (
     COUNT,
     CRITICAL,
@@ -151,6 +152,17 @@ def test_a_record_without_ops_has_the_total_at_each_part():
     assert max(totals) == memory.peak_bytes
     assert totals[-1] == memory.end_bytes
     assert "peak of backward, micro-batch 0" in table["labels"]
+
+
+def test_ranks_that_did_not_reach_their_steady_step_are_left_out_or_the_run_is_refused():
+    record = of_scenario(zsim.load(PARITY / "fsdp2-uneven-4.toml")).record
+    first, *others = record.ranks
+    failed = replace(first, phases={"construction": first.phases["construction"]})
+    some = of_record(replace(record, ranks=(failed, *others), complete=False, failure="rank 0"))
+    assert [rank.rank for rank in some.record.ranks] == [rank.rank for rank in others]
+    assert ["warning", "rank 0"] in facts(some)
+    with pytest.raises(ZsimError, match="found one that did not reach it: rank 0 died"):
+        of_record(replace(record, ranks=(failed,), complete=False, failure="rank 0 died"))
 
 
 def test_each_device_sends_over_its_fabric_what_the_run_says_that_it_sends(side):

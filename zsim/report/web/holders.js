@@ -15,6 +15,10 @@ function holdersWidget() {
     "aria-label": "Change of the step" });
   button(controls, "◀", "Change before", () => moveTo(at - 1));
   button(controls, "▶", "Next change", () => moveTo(at + 1));
+  button(controls, "Next gather", "Go to where parameters are gathered next", () => {
+    const next = gathers().find(index => index > at);
+    moveTo(next === undefined ? gathers()[0] || 0 : next);
+  });
   const output = element(box, "div", "", { class: "output", "aria-live": "polite" });
   const drawing = element(box, "div", "", { class: "draw" });
   const canvas = element(drawing, "canvas", "", { tabindex: 0, role: "application",
@@ -55,6 +59,13 @@ function holdersWidget() {
     most = largest;
     at = 0;
     chosen = null;
+  }
+
+  // Changes after which the first rank holds more gathered parameters than before.
+  function gathers() {
+    const { owners, points } = stage().programs[0];
+    return points.flatMap((point, i) => point.some((value, at) => at % 2 && value >= 0 &&
+      owners[value][0] === "unsharded_parameters" && point[at + 1] > 0) ? [i + 1] : []);
   }
 
   const stage = () => tables[Number(stages.value) || 0];
