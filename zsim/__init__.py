@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from zsim.api import simulate as simulate
     from zsim.api import validate as validate
     from zsim.api import why as why
+    from zsim.configs.exported import Exported as Exported
+    from zsim.configs.front import export_config as export_config
+    from zsim.configs.front import import_config as import_config
+    from zsim.configs.imported import Imported as Imported
     from zsim.errors import ArgumentError as ArgumentError
     from zsim.errors import BackendUnavailableError as BackendUnavailableError
     from zsim.errors import DeadlockError as DeadlockError
@@ -55,8 +59,10 @@ _MODULES = {
     "Comparison": "zsim.runs.run",
     "DeadlockError": "zsim.errors",
     "Duration": "zsim.io.quantities",
+    "Exported": "zsim.configs.exported",
     "Fit": "zsim.analysis.fit_table",
     "GiB": "zsim.io.quantities",
+    "Imported": "zsim.configs.imported",
     "JitteredSteps": "zsim.analysis.jitter",
     "LintFinding": "zsim.analysis.lint",
     "MiB": "zsim.io.quantities",
@@ -71,7 +77,9 @@ _MODULES = {
     "Why": "zsim.analysis.why",
     "ZsimError": "zsim.errors",
     "compare": "zsim.api",
+    "export_config": "zsim.configs.front",
     "fit": "zsim.api",
+    "import_config": "zsim.configs.front",
     "jitter": "zsim.analysis.jitter",
     "lint": "zsim.analysis.lint",
     "load": "zsim.scenario.scenario",

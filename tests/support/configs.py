@@ -8,7 +8,7 @@ from typing import Any
 
 from zsim.configs.draft import Answers
 from zsim.configs.imported import Imported
-from zsim.configs.reading import import_config
+from zsim.configs.reading import read_config
 
 TINY: dict[str, Any] = {"batch.sequence_length": 64, "batch.micro_batch": 1, "cluster.ranks": 4}
 
@@ -23,7 +23,7 @@ def imported(
     file = folder / name
     file.write_text(config if isinstance(config, str) else json.dumps(config))
     answers = TINY | {key.replace("__", "."): value for key, value in settings.items()}
-    return import_config(
+    return read_config(
         file,
         Answers(
             model=model, cluster=cluster, folder=folder, dropped=dropped,

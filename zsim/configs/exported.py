@@ -25,7 +25,7 @@ class Exported:
 
     @property
     def text(self) -> str:
-        """The text of the only file."""
+        """The text of the only file; ValueError where there are several."""
         (content,) = self.files.values()
         return content if isinstance(content, str) else content.decode()
 

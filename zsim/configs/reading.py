@@ -91,7 +91,7 @@ def kind_of(path: Path) -> str | None:
     return None
 
 
-def import_config(
+def read_config(
     path: Path, answers: Answers, *, kind: str | None = None, recipe: str = ""
 ) -> Imported:
     """The scenario in a config of another tool; ScenarioError with every key that is unknown,

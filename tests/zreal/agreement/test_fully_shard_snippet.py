@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.folders import PARITY, ROOT
 from zsim import load, simulate
-from zsim.configs.writing import export_config
+from zsim.configs.front import export_config
 
 pytest.importorskip("torch")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zsim.cli.inputs import UsageError, load_one
 from zsim.cli.reports import report
-from zsim.configs.writing import export_config
+from zsim.configs.front import export_config
 from zsim.io import files
 
 

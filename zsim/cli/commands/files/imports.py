@@ -10,7 +10,7 @@ from typing import Any
 from zsim.cli.inputs import UsageError
 from zsim.cli.reports import report
 from zsim.configs.draft import Answers
-from zsim.configs.reading import IMPORTERS, import_config
+from zsim.configs.reading import IMPORTERS, read_config
 from zsim.errors import visible
 from zsim.io import files
 
@@ -53,7 +53,7 @@ def _config(path: Path, options: argparse.Namespace, *, kind: str | None) -> int
         model=options.model, cluster=options.cluster, settings=settings(options),
         folder=out.parent if out else Path("."), dropped=options.drop,
     )
-    result = import_config(path, answers, kind=kind, recipe=options.recipe)
+    result = read_config(path, answers, kind=kind, recipe=options.recipe)
     text = result.scenario.to_toml()
     if options.json:
         report.write_json(result.to_dict())
