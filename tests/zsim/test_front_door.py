@@ -41,7 +41,8 @@ SIGNATURES = {
     "import_config": "path, kind, model, cluster, settings, recipe, drop", "fit": "scenario, say",
     "jitter": "scenario, seeds", "lint": "scenario, ignore",
     "load": "path", "load_run": "path", "ms": "number",
-    "plan_for": "scenario, nodes, micro_batches, global_batch, tokens, days, price, goal, say",
+    "plan_for": "scenario, nodes, micro_batches, global_batch, tokens, days, price, budget, "
+                "goal, vary, say",
     "run": f"scenario, backend, {REAL}, module, numerics, device",
     "simulate": "scenario, ranks, all_ranks",
     "sweep": "scenario, axes, on, workers, out, say",
