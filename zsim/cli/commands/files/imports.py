@@ -34,9 +34,9 @@ def imported(options: argparse.Namespace) -> int:
         from zsim.cli.commands.files import kineto  # start-up: configs need none of it
 
         others = ("out", "model", "cluster", "drop", "recipe", "settings", *KEYS)
-        _require_no(options, *others, kind=TRACES)
+        _require_no(options, *others, reads=TRACES)
         return kineto.imported(options)
-    _require_no(options, "scenario", "save", kind="a config")
+    _require_no(options, "scenario", "save", reads="a config")
     if len(options.files) > 1:
         raise UsageError(
             where="zsim import", expected=f"one config, of the kind {', '.join(IMPORTERS)}",
@@ -78,8 +78,8 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     )
 
 
-def _require_no(options: argparse.Namespace, *names: str, kind: str) -> None:
+def _require_no(options: argparse.Namespace, *names: str, reads: str) -> None:
     for name in names:
         if getattr(options, name):
             option = {"settings": "--set", "out": "-o"}.get(name, f"--{name.replace('_', '-')}")
-            raise UsageError(where=option, expected=f"no such option with {kind}", found="it")
+            raise UsageError(where=option, expected=f"no such option with {reads}", found="it")
