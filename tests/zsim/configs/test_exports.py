@@ -46,7 +46,6 @@ def of_deepspeed(draw: st.DrawFn) -> Scenario:
         model=MODEL, cluster={"preset": "cpu-gloo", "ranks": draw(st.integers(2, 4))},
         batch=draw(BATCHES), strategy=strategy, optimizer=draw(OPTIMIZERS),
         precision={"parameters": draw(DTYPES), "reduce": draw(DTYPES)},
-        execution={"compile": draw(st.booleans())},
     )
 
 

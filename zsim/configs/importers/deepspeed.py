@@ -300,12 +300,15 @@ def _ignored(config: ConfigKeys) -> None:
 
 
 def _compile(config: ConfigKeys, draft: Draft) -> None:
-    """Put torch.compile, where the config has it."""
+    """Put torch.compile, where the config has it as older releases had; newer ones have
+    DeepCompile there."""
     if "compile" not in config:
         return
     table = config.table("compile")
-    draft.put("execution.compile", not table.flag("disable", False) or None)
-    table.ignore("inductor is meant", "backend", "enabled", "kwargs", "deepcompile", "schedule")
+    if any(key in table for key in ("disable", "backend", "enabled")):
+        draft.put("execution.compile", not table.flag("disable", False) or None)
+    table.ignore("inductor is meant", "backend", "enabled", "kwargs")
+    table.only("deepcompile", False, unmodelled="it is not modelled")
     table.close()
 
 
