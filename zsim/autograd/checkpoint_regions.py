@@ -71,7 +71,7 @@ class Region:
         kept |= {
             name for step in steps if step.cached for call in step.calls for name, _ in call.keeps
         }
-        start = steps[0].calls[0].output
+        start = steps[-1].calls[-1].output  # no copy of a weight, which several runs may read
         packed = {value: f"{start}.input{i}" for i, value in enumerate(inputs) if packs}
         names = {value: f"{value}.again" for value in made - kept} | packed
         again = [

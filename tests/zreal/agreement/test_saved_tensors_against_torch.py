@@ -16,7 +16,9 @@ from torch.autograd.graph import save_on_cpu
 import zsim
 from tests.support.agreement import inexact
 from tests.support.folders import PARITY
+from tests.support.memory_matrix import matrix
 from zreal.modules.host_saving import HostSaving
+from zsim.errors import ScenarioError
 from zsim.ir.host_ledger import SAVED, replay_host
 from zsim.models.training_options import SavedTensorsHook
 from zsim.scenario.plan import plan
@@ -101,3 +103,25 @@ def test_torch_s_own_hook_copies_parameters_and_inputs_too() -> None:
     assert isinstance(context, torch.autograd.graph.saved_tensors_hooks)
     assert packed(save_on_cpu(pin_memory=True)) == 40 + 64 + 40
     assert packed(context) == 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("what", ["saved_tensors", INPUTS])
+def test_draws_of_the_matrix_save_on_the_host_as_predicted(what: str) -> None:
+    """Each fourth draw of the memory matrix on up to four ranks, with every option that it has."""
+    texts = [
+        text for text in matrix()
+        if any(f"ranks = {ranks} }}" in text for ranks in (1, 2, 3, 4)) and "traced" not in text
+    ][::4]
+    wrong, done = {}, 0
+    for text in texts:
+        try:
+            case = parse(f'offload.activations = "{what}"\n{text}'.encode(), where="draw.toml")
+        except ScenarioError:  # blocks that are not checkpointed
+            continue
+        done += 1
+        if details := inexact(case):
+            wrong[text] = details
+    assert wrong == {}
+    print(f"{done} draws of {len(texts)} are exact")  # noqa: T201

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
 
 from zsim.autograd.host_copies import KEPT
 from zsim.autograd.lowering.lower_model import lower
@@ -28,6 +31,7 @@ from zsim.scenario.keys.elsewhere import ELSEWHERE
 from zsim.scenario.plan import plan, planned
 from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies import STRATEGIES
+from zsim.testing.strategies.scenarios import scenario_tables
 
 SAVED = 'activations = "saved_tensors"'
 INPUTS = 'activations = "checkpoint_inputs"'
@@ -149,6 +153,30 @@ def test_between_forward_and_backward_the_device_has_the_loss_alone(checkpointin
         for rank, name in ((program, "forward"), (program, "backward"), (kept, "backward"))
     )
     assert saved - at_rest == 2 < there - at_rest
+
+
+@settings(max_examples=50)
+@given(
+    scenario_tables(strategies=tuple(ABLE)), st.sampled_from(["saved_tensors", "checkpoint_inputs"])
+)
+def test_whatever_is_trained_copies_return_and_the_device_keeps_no_more(
+    tables: dict[str, Any], what: str
+) -> None:
+    try:
+        case = Scenario(**tables, offload={"activations": what})
+    except ScenarioError:  # blocks that are not checkpointed
+        reject()
+    program = plan(case, device="cuda")
+    program_laws.require_lawful(program, where="saved tensors")
+    sent, returned = sum(crossed(program, "to_host")), sum(crossed(program, "to_device"))
+    assert returned == sent if what == "saved_tensors" else returned <= sent
+    at_backward = []
+    for each in (program, plan(Scenario(**tables), device="cuda")):
+        rank = each.of_rank(0)
+        assert replay_host(rank)["steady"].end_bytes == 0
+        parts = [part for part in replay(rank)["steady"].parts if part.name == "backward"]
+        at_backward.append([part.start_bytes for part in parts])
+    assert all(left <= kept for left, kept in zip(*at_backward, strict=True))
 
 
 def step_ns(case: Scenario, *, all_ranks: bool = False) -> int:
