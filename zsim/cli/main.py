@@ -30,6 +30,25 @@ EPILOG = (
 )
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 DETAILS = ("flows", "steps")
+EXAMPLES = {
+    "run": "zsim run mine.toml --trace step.json.gz",
+    "validate": "zsim validate scenarios/parity/zero3-mlp-4.toml --require memory",
+    "compare": "zsim compare predicted.json measured.json",
+    "show": "zsim show mine.toml --memory --time", "fit": "zsim fit mine.toml",
+    "plan": "zsim plan mine.toml --nodes 1,2,4 --tokens 1e12 --days 30 -o best.toml",
+    "sweep": "zsim sweep axes.toml -o table.csv", "report": "zsim report mine.toml -o page.html",
+    "accuracy": "zsim accuracy tests/published", "lint": "zsim lint mine.toml",
+    "calibrate": "zsim calibrate --here --quick --out here.toml",
+    "import": "zsim import ds_config.json --model llama-3-8b --cluster dgx-h100 -o mine.toml",
+    "export": "zsim export fully_shard mine.toml -o parallelize.py",
+    "trace": "zsim trace hf:config.json --input 2x2048 --dtype bf16 -o model.json",
+    "new": "zsim new --model llama-3-8b --cluster dgx-h100 --nodes 2 -o mine.toml",
+    "diff": "zsim diff base.toml head.toml --markdown comment.md --junit diff.xml",
+    "doctor": "zsim doctor", "completion": "zsim completion zsh",
+    "checkpoint": "zsim checkpoint mine.toml --to-ranks 16",
+    "explain": "zsim explain dumps/", "list": "zsim list clusters",
+}
+"""An example of each command, below its help."""
 LISTS = ("scenarios", "models", "clusters", "devices", "strategies", "backends", "schema")
 
 
@@ -333,6 +352,8 @@ def parser() -> arguments.Parser:
         help="a single list, or the JSON Schema of scenario files (default: all lists)",
     )
     arguments.json_option(listing)
+    for name, command in top.commands().items():
+        command.epilog = f"example: {EXAMPLES[name]}"
     return top
 
 

@@ -184,3 +184,12 @@ def test_a_terminal_wraps_values_cuts_no_name_and_has_colours_unless_told_not_to
     assert main(["list", "scenarios"]) == 0
     names = [line.strip() for line in capsys.readouterr().out.splitlines() if ".toml" in line]
     assert all(load(name) for name in names[:3])
+
+
+@pytest.mark.parametrize("name", command_line.EXAMPLES)
+def test_the_example_below_each_help_is_a_command_line(name, capsys):
+    parts = command_line.EXAMPLES[name].split()
+    options = command_line.arguments.read(command_line.parser(), parts[1:])
+    assert (parts[0], options.command) == ("zsim", name)
+    assert main([name, "--help"]) == 0
+    assert f"example: {' '.join(parts)}" in " ".join(capsys.readouterr().out.split())
