@@ -59,6 +59,11 @@ def interpreter_of(scenario: Scenario, choice: str | None) -> str:
     _require_version(scenario)
     deepspeed_engine.require(scenario)
     _require_nothing_kept(scenario)
+    if scenario.optimizer.name == "adamw8bit":
+        raise ArgumentError(
+            where="optimizer.name", expected="adamw or sgd in a real run", found="adamw8bit",
+            remedy="its compiled step is simulated only; use the backend sim",
+        )
     able = [
         name
         for name, table in (("observer", SUBJECTS), ("executor", RANKS))

@@ -35,7 +35,8 @@ product. CUTLASS's usual tiles."""
 STREAMS = frozenset(
     {
         "copy", "cast", "fill", "pad", "add", "divide", ACCUMULATE, MOVE_GRADIENT, NORM_STEP,
-        LOSS_STEP, "norm", "scale", "adamw", "sgd", "log_softmax", "nll_loss",
+        LOSS_STEP, "norm", "scale", "adamw", "adamw8bit",
+        "sgd", "log_softmax", "nll_loss",
     }
 )
 """Operators that read and write plain contiguous memory: copies, and what optimizers do."""

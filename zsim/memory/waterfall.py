@@ -53,14 +53,18 @@ def state_bytes(scenario: Scenario) -> StateBytes:
     compute, states = (
         DTYPE_NBYTES[scenario.precision.parameters], len(state_names(scenario.optimizer)),
     )
+    is_8bit = scenario.optimizer.name == "adamw8bit"
     gradient = DTYPE_NBYTES[scenario.gradient_dtype]
     formula = STRATEGIES[scenario.strategy].formula
     if formula.keeps == "no master copy" or not scenario.precision.master:
-        return StateBytes(parameter=compute, gradient=compute, optimizer=compute * states)
+        return StateBytes(
+            parameter=compute, gradient=compute, optimizer=(1 if is_8bit else compute) * states
+        )
+    state = 1 if is_8bit else 4
     if formula.keeps == "float32 shards":
-        return StateBytes(parameter=4, gradient=4, optimizer=4 * states)
+        return StateBytes(parameter=4, gradient=4, optimizer=state * states)
     master = 4 if formula.keeps == "master copy" and compute < 4 else 0
-    return StateBytes(parameter=compute, gradient=gradient, optimizer=master + 4 * states)
+    return StateBytes(parameter=compute, gradient=gradient, optimizer=master + state * states)
 
 
 def formula_bytes(scenario: Scenario) -> int:

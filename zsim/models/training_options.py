@@ -65,9 +65,9 @@ class Precision:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
     """`adamw` or `sgd` (with or without momentum) and how torch loops over parameters: foreach,
-    for-loop or fused."""
+    for-loop or fused. `adamw8bit` is torchao's, with states in blocks of 8 bits."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
+    name: Literal["adamw", "sgd", "adamw8bit"] = "adamw"
     implementation: Literal["foreach", "for-loop", "fused"] = "foreach"
     learning_rate: float = 1e-3
     momentum: float = 0.0

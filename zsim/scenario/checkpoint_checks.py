@@ -32,6 +32,8 @@ def problems(parts: Any) -> Iterator[str]:
             'checkpoint.asynchronous: expected only with format = "sharded", which torch DCP '
             f'writes so, found with "{checkpoint.format}"'
         )
+    if parts.optimizer.name == "adamw8bit":
+        yield "checkpoint: expected adamw or sgd, whose states are whole tensors, found adamw8bit"
     if parts.cluster.file_system is None:
         yield (
             "cluster: expected a table file_system with bandwidth, of all ranks, and "

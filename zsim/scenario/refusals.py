@@ -33,6 +33,9 @@ OWN_CALLS = {
 }
 """Families whose norms and loss have no other form, and the reason."""
 
+OWN_OPTIMIZERS = {"zero_redundancy", "deepspeed1", "deepspeed2", "deepspeed3"}
+"""Strategies that wrap the optimizer in one of their own."""
+
 Refuses = Callable[[Any], Iterator[str]]
 """Takes a Scenario, or the parts of one that is being made."""
 
@@ -64,6 +67,24 @@ def _momentum(parts: Any) -> Iterator[str]:
             "optimizer.momentum: expected only with sgd, found with adamw, whose betas are torch's "
             "defaults"
         )
+
+
+def _adamw8bit(parts: Any) -> Iterator[str]:
+    """torchao's AdamW steps tensors on the device, in a way of its own."""
+    optimizer, strategy = parts.optimizer, parts.strategy
+    if optimizer.name != "adamw8bit":
+        return
+    if optimizer.momentum or optimizer.implementation != "foreach":
+        key = "momentum" if optimizer.momentum else "implementation"
+        yield f"optimizer.{key}: expected none with adamw8bit, which has one way to step"
+    if strategy in OWN_OPTIMIZERS:
+        able = ", ".join(sorted(STRATEGIES.keys() - OWN_OPTIMIZERS))
+        yield (
+            f"optimizer.name: expected adamw or sgd with {strategy}, which wraps the optimizer, "
+            f"found adamw8bit; it is modelled with {able}"
+        )
+    if parts.offload.states or STRATEGIES[strategy].offloads(parts.options):
+        yield "optimizer.name: expected adamw or sgd with states in host memory, found adamw8bit"
 
 
 def _checkpointing(parts: Any) -> Iterator[str]:
@@ -222,6 +243,7 @@ def _checkpoint(parts: Any) -> Iterator[str]:
 REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _strategy: ("strategy", "options", "mesh", "optimizer"),
     _momentum: ("optimizer",),
+    _adamw8bit: ("optimizer", "strategy", "options", "offload"),
     _checkpointing: ("model", "checkpointing", "batch", "precision", "strategy"),
     _autocast: ("precision",),
     _master: ("precision", "strategy"),

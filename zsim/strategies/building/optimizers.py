@@ -1,4 +1,5 @@
-"""States and temporaries of torch's optimizers: AdamW and SGD; foreach, for-loop and fused."""
+"""States and temporaries of torch's optimizers: AdamW and SGD; foreach, for-loop and fused; and
+of torchao's AdamW8bit."""
 
 from __future__ import annotations
 
@@ -10,10 +11,15 @@ from zsim.models.training_options import DTYPE_NBYTES, Optimizer
 STEP_NBYTES = 4
 """torch keeps AdamW's step counter as one float32 per parameter."""
 
+QUANTIZED_FROM, BLOCK, MAP_NBYTES = 4096, 256, 1024
+"""torchao quantizes the states of tensors of so many elements and of whole blocks. A block has a
+float32 scale, a state a map of its 256 codes. Source: torchao/optim/adam.py and subclass_8bit.py of
+torchao 0.18; Dettmers et al., "8-bit Optimizers", arXiv 2110.02861."""
+
 
 def state_names(optimizer: Optimizer) -> tuple[str, ...]:
     """The states of the size of their parameter, in the order in which torch makes them."""
-    if optimizer.name == "adamw":
+    if optimizer.name != "sgd":
         return ("exp_avg", "exp_avg_sq")
     return ("momentum_buffer",) if optimizer.momentum else ()
 
@@ -22,7 +28,12 @@ def step_nbytes(optimizer: Optimizer, *, device: str) -> int:
     """Bytes of AdamW's step counter on the device; on CUDA all but the fused implementation keep it
     in host memory."""
     on_device = device == "cpu" or optimizer.implementation == "fused"
-    return STEP_NBYTES if optimizer.name == "adamw" and on_device else 0
+    return STEP_NBYTES if optimizer.name != "sgd" and on_device else 0
+
+
+def is_quantized(numel: int, optimizer: Optimizer) -> bool:
+    """True where a tensor of `numel` elements has states of 8 bits."""
+    return optimizer.name == "adamw8bit" and numel >= QUANTIZED_FROM and numel % BLOCK == 0
 
 
 def states(
@@ -47,7 +58,13 @@ def _states(
     for index, numel in enumerate(numels):
         if step:
             yield Alloc(f"{owner}.{index}.step", "optimizer_states", step)
-        if numel:
+        if is_quantized(numel, optimizer):
+            for name in names:
+                for part, nbytes in (
+                    ("codes", numel), ("scale", 4 * (numel // BLOCK)), ("map", MAP_NBYTES)
+                ):
+                    yield Alloc(f"{owner}.{index}.{name}.{part}", "optimizer_states", nbytes)
+        elif numel:
             for name in names:
                 yield Alloc(f"{owner}.{index}.{name}", "optimizer_states", numel * element)
 
@@ -60,14 +77,15 @@ def step_memory(
     foreach: for a moment AdamW's 1.0, which is added to step counters in host memory. Then one set
     as large as all parameters: AdamW's square roots, SGD's decayed gradients. for-loop: AdamW's
     square root and its quotient, which outlives the next parameter's; SGD's decayed gradient.
-    fused: none.
+    fused: none. AdamW8bit: none, as torch.compile makes one pass of a parameter's step (assumed).
     """
     all_sizes = [
         (f"{owner}.{index}", numel * DTYPE_NBYTES[dtype]) for index, numel in enumerate(numels)
     ]
     sizes = [(name, nbytes) for name, nbytes in all_sizes if nbytes]
-    if optimizer.implementation == "fused" or (
-        optimizer.name == "sgd" and not optimizer.weight_decay
+    if (
+        optimizer.implementation == "fused" or optimizer.name == "adamw8bit"
+        or (optimizer.name == "sgd" and not optimizer.weight_decay)
     ):
         return ()
     if optimizer.implementation == "foreach":
@@ -173,6 +191,8 @@ def kernels(
         own = kernels(numels, optimizer=optimizer, dtype=dtype, device=device)
         return (*(casts if gradients != dtype else ()), *own, *back)
     size = DTYPE_NBYTES[dtype]
+    if optimizer.name == "adamw8bit":
+        return tuple(_adamw8bit(numels, optimizer, size, dtype))
     num_states = len(state_names(optimizer))
     flops = {0: 4, 1: 6, 2: 14}[num_states]
     if optimizer.implementation == "for-loop":
@@ -192,6 +212,15 @@ def kernels(
     )
     together = numels if device == "cpu" else [sum(numels)]
     return tuple(Kernel(optimizer.name, flops * n, accesses * n * size, dtype) for n in together)
+
+
+def _adamw8bit(
+    numels: Sequence[int], optimizer: Optimizer, size: int, dtype: str
+) -> Iterator[Kernel]:
+    """A compiled pass for each tensor: gradient and parameter, and states read and written."""
+    for numel in filter(None, numels):
+        state = 1 + 4 / BLOCK if is_quantized(numel, optimizer) else size
+        yield Kernel("adamw8bit", 14 * numel, round(numel * (3 * size + 4 * state)), dtype)
 
 
 def _accesses_by_call(optimizer: Optimizer) -> tuple[int, ...]:
