@@ -18,12 +18,14 @@ ROUNDING = 1.03
 """Reserved bytes over the prediction, at most: blocks of other streams come back later."""
 
 
-def scenario(strategy: str, *, device: str) -> zsim.Scenario:
+def scenario(strategy: str, *, device: str, activations: str | None = None) -> zsim.Scenario:
     """A small model on eight ranks of the fake process group."""
     cluster = {"cuda": {"preset": "dgx-h100"}, "cpu": {"preset": "cpu-gloo", "ranks": 8}}[device]
     return zsim.Scenario(
         model={"preset": "gpt-tiny"}, batch={"micro_batch": 2, "sequence_length": 64},
         cluster=cluster, strategy={"name": strategy}, name=strategy,
+        activation_checkpointing={"mode": "full" if activations else "none"},
+        offload={"activations": activations} if activations else {},
     )
 
 
@@ -45,6 +47,15 @@ def test_bytes_of_a_gpu_are_those_predicted(strategy: str) -> None:
     of_other_tests = row["start_bytes"] - row["predicted_start_bytes"]
     assert of_other_tests >= 0
     assert row["reserved_bytes"] - of_other_tests <= ROUNDING * row["predicted_reserved_bytes"]
+
+
+@pytest.mark.parametrize("activations", ["saved_tensors", "checkpoint_inputs"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_a_gpu)])
+def test_activations_in_host_memory_leave_the_device_as_predicted(
+    activations: str, device: str
+) -> None:
+    row = peaks(scenario("ddp", device=device, activations=activations), device)
+    assert row["metered_peak_bytes"] == row["predicted_peak_bytes"]
 
 
 @pytest.mark.parametrize("left_s", [pytest.param(300.0, marks=on_a_gpu)])

@@ -199,6 +199,26 @@ def test_copies_add_their_time_on_a_link_that_two_gpus_share(pin: str, share: Fr
     assert step_ns(case) - step_ns(kept) == pytest.approx(float(copied), rel=0.01)
 
 
+def test_activations_share_the_link_with_offloaded_parameters() -> None:
+    """A link of 1 GB/s for two GPUs: what goes to the device takes 2 ns a byte at least."""
+    states = 'optimizer = "cpu", parameters = "cpu"'
+    sizes = {"model": "gpt-2-124m", "tokens": 1024, "micro_batch": 4, "checkpointing": "full"}
+    both, alone = scenario("zero3", f"{states}, {INPUTS}", **sizes), scenario(
+        "zero3", states, **sizes
+    )
+    links = both.cluster.links
+    slow = replace(both.cluster, links=replace(links, host=replace(links.host, bandwidth=10**9)))
+    took = [step_ns(case.with_parts(cluster=slow)) for case in (both, alone)]
+    sent = [
+        sum(
+            kernel.nbytes for op in plan(case, device="cuda").of_rank(0).steady
+            for kernel in op.kernels if kernel.operator == "to_device"
+        )
+        for case in (both, alone)
+    ]
+    assert took[0] > 2 * sent[0] > took[1] > 2 * sent[1]
+
+
 def test_a_host_without_room_is_the_verdict_s_though_the_device_fits() -> None:
     """Eight ranks that keep 8 GB each in a host of 64 GB, whose system takes more than the rest."""
     case = scenario(
