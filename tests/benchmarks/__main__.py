@@ -21,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
+from zsim.analysis.sweep.point import Point, row_of
 from zsim.ir.ledger_replay import replay
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
@@ -58,6 +59,19 @@ def folded_step() -> float:
     this process."""
     case = scenario.load(HERE / "fsdp2-32-layers-64-ranks.toml")
     return seconds(lambda: SimBackend().run(case, options=RunOptions()))
+
+
+def over_drives() -> float:
+    """A step of Llama 2 70B whose states are on drives, from the loaded scenario to the Run."""
+    case = scenario.load(HERE / "zero3-70b-nvme-64-ranks.toml")
+    return seconds(lambda: SimBackend().run(case, options=RunOptions()))
+
+
+def row_of_a_sweep(accumulation: int) -> Measure:
+    """Seconds of one row of a sweep: 32 layers, so many micro-batches, from tables to figures."""
+    tables = scenario.load(HERE / "fsdp2-32-layers-8-ranks.toml").tables
+    point = Point(tables, str(HERE), {"batch.accumulation": accumulation})
+    return lambda: seconds(lambda: row_of(point))
 
 
 def rings_as_steps() -> float:
@@ -123,6 +137,9 @@ BENCHMARKS: dict[str, tuple[float, int, Measure]] = {
         0.100, 7, memory_timeline("fsdp2-405b-1024-ranks.toml")
     ),
     "one 32-layer step folded, in process": (0.030, 15, folded_step),
+    "Llama 2 70B, states on drives, 64 ranks, in process": (0.5, 7, over_drives),
+    "row of a sweep, 32 layers, in process": (0.003, 15, row_of_a_sweep(1)),
+    "row of a sweep, 32 layers, 64 micro-batches, in process": (0.3, 7, row_of_a_sweep(64)),
     "64 ranks x 32 layers, rings as steps, in process": (30.0, 3, rings_as_steps),
     "2-rank launch from a warm fork server, no process group": (0.3, 7, warm_launch),
 }

@@ -257,7 +257,7 @@ REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _model: ("model", "options", "batch", "precision", "strategy", "checkpointing"),
     _work: ("model", "strategy", "options", "mesh", "batch"),
     _kernels: ("model", "precision", "cluster"),
-    _checkpoint: ("checkpoint", "strategy", "cluster"),
+    _checkpoint: ("checkpoint", "strategy", "cluster", "optimizer"),
     _faults: ("faults", "mesh"), _expectations: ("expect", "faults", "mesh"),
 }
 """Each function that refuses, and the parts that it needs."""

@@ -496,3 +496,9 @@ def test_fsdp1_shards_over_all_ranks_where_no_axis_has_a_size() -> None:
         cluster={"preset": "cpu-gloo", "ranks": 4}, strategy={"name": "fsdp1"},
     )
     assert (scenario.mesh.dp_replicate, scenario.mesh.dp_shard) == (1, 4)
+
+
+@pytest.mark.parametrize("key", ["dropout", "attention_dropout", "residual_dropout"])
+def test_dropout_of_a_preset_says_where_dropout_is(key: str) -> None:
+    told = problems(WHOLE.replace('preset = "gpt-tiny"', f'preset = "gpt-tiny", {key} = 0.1'))
+    assert any("sizes = { …, " in line for line in told)

@@ -172,7 +172,7 @@ def test_parameters_that_stay_whole_stay_off_the_drives() -> None:
 
 
 def test_a_step_of_70b_over_drives_is_simulated_in_little_work() -> None:
-    """The number of ops, which decides the time: tests/benchmarks has that."""
+    """The number of ops decides the time, which tests/benchmarks measures on 64 ranks."""
     case = scenario(
         offload=f'{BOTH_WAYS}, parameters = "nvme"', model='preset = "llama-2-70b"',
         more='activation_checkpointing = { mode = "full" }',

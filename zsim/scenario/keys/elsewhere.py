@@ -8,7 +8,15 @@ _WITH_PARTITION = (
     "DeepSpeed's goes with partition_activations, which needs ranks of tensor parallelism, and "
     "scenarios have none yet; leave it out"
 )
+_OF_SIZES = (
+    "presets have no dropout; a model of your own sizes may: "
+    'model = {{ family = "gpt", sizes = {{ …, {key} = 0.1 }} }}'
+)
 ELSEWHERE: Mapping[str, str] = {
+    **{f"model.{key}": _OF_SIZES.format(key=key) for key in (
+        "attention_dropout", "residual_dropout"
+    )},
+    "model.dropout": _OF_SIZES.format(key="attention_dropout"),
     "activation_checkpointing.partition_activations": (
         "DeepSpeed partitions over ranks of tensor parallelism, which scenarios have none of yet; "
         "no library partitions over data-parallel ranks, whose activations are of other samples; "
