@@ -55,9 +55,11 @@ def _rate(kernel: Kernel, cluster: ClusterSpec) -> int:
     return min(cluster.host_memory_bandwidth, int(streamed))
 
 
-def threads_of(cluster: ClusterSpec) -> int:
-    """Cores of a node for each of its ranks, at least one; 0 where the file does not say."""
-    return max(1, cluster.host.cores // neighbours(cluster)) if cluster.host.cores else 0
+def threads_of(cluster: ClusterSpec) -> int | Fraction:
+    """Whole cores of a node for each of its ranks, or a share of one where ranks are more; 0 where
+    the file does not say."""
+    cores, ranks = cluster.host.cores, neighbours(cluster)
+    return cores // ranks if cores >= ranks else Fraction(cores, ranks)
 
 
 def neighbours(cluster: ClusterSpec) -> int:

@@ -67,3 +67,13 @@ def test_show_plans_the_scenario_once_and_each_change_but_those_of_the_allocator
     planned = [each for each in effects if not each["change"].startswith("allocator.")]
     assert len(planned) == len(effects) - 1
     assert len(plans) == 1 + len(planned)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_s_stages_stand_beside_those_of_the_ladder(stage: int) -> None:
+    asked = load(PARITY / "zero2-mlp-2.toml").with_(
+        strategy={"name": f"deepspeed{stage}"}, cluster={"preset": "dgx-a100", "ranks": 8}
+    )
+    ways = [candidate.name for candidate in fit(asked).candidates]
+    assert f"deepspeed{stage}" in ways
+    assert all("groups" not in way for way in ways if way.startswith("deepspeed"))

@@ -88,6 +88,15 @@ def test_a_few_cores_step_slower_than_memory_allows() -> None:
     assert step_ns(nodes, op(0, "adamw.foreach", 50 * GB, "host")) == 10 * GB
 
 
+def test_ranks_share_cores_that_are_fewer_than_they_are() -> None:
+    step = op(0, "adamw.fused", 50 * GB, "host")
+    took = {
+        cores: step_ns(cluster(cores=cores, thread_bandwidth=10 * GB), step)
+        for cores in (1, 2, 4, 8)
+    }
+    assert [took[cores] * cores for cores in took] == [40 * GB] * 4
+
+
 def test_pageable_copies_take_two_and_a_half_times_as_long() -> None:
     assert step_ns(cluster(), op(0, "to_host_pageable", 20 * GB, "host")) == 5 * GB // 2
 
