@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from zreal.observer.observer import observe
 from zreal.processes import launch
@@ -40,7 +41,8 @@ MODELS: tuple[Tables, ...] = (
 )
 PRECISIONS: tuple[Tables, ...] = (
     {}, {"parameters": "bf16", "reduce": "fp32"}, {"parameters": "bf16", "reduce": "bf16"},
-    {"reduce": "bf16"},
+    {"reduce": "bf16"}, {"parameters": "fp16", "reduce": "fp16"},
+    {"parameters": "fp16", "reduce": "fp32"},
 )
 OPTIMIZERS: tuple[Tables, ...] = (
     {}, {"clip_norm": 0.5}, {"name": "sgd"}, {"name": "sgd", "momentum": 0.9, "clip_norm": 1.0},
@@ -107,7 +109,7 @@ def draw_sharded(seed: int) -> Tables:
         "stage3_max_reuse_distance": one_of((0, 500, 1_000_000)),
         "stage3_param_persistence_threshold": one_of((0, 0, 10, 100_000)),
         "sub_group_size": one_of((100, 1_000_000, 1_000_000)),
-        "overlap_comm": one_of((True, False)),
+        "overlap_comm": one_of((True, False)), "zero_hpz_partition_size": one_of((1, 1, 2)),
     }
     return {
         "model": model,
@@ -153,6 +155,25 @@ def measured_rank(
         }
         for text in arguments["texts"]
     ]
+
+
+def saved_rank(
+    arguments: Tables, *, rank: int, world_size: int, port: int, **_: Any
+) -> dict[str, int]:
+    """Bytes of tensors in each file of optimizer states that the engine saves after three steps."""
+    settle()
+    store = rendezvous(rank=rank, world_size=world_size, port=port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    trained = observe(parse(arguments["text"].encode(), where="saved"), rank=rank)
+    trained.subject.module.save_checkpoint(arguments["folder"])
+    dist.barrier()
+    return {
+        file.name: sum(
+            leaf.nbytes for leaf in tree_leaves(torch.load(file, weights_only=False))
+            if isinstance(leaf, torch.Tensor)
+        )
+        for file in Path(arguments["folder"]).glob("*/*optim_states.pt")
+    }
 
 
 def figures(phase: PhaseRecord) -> Tables:

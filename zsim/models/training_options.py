@@ -8,7 +8,8 @@ from typing import Literal
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPE_NBYTES: dict[str, int] = {
-    "float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "uint8": 1, "int32": 4, "int64": 8
+    "float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "uint8": 1, "int8": 1, "int32": 4,
+    "int64": 8,
 }
 DTYPE_NAMES: dict[Dtype | Literal["none"], str] = {
     "none": "none", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"

@@ -55,7 +55,6 @@ def num_groups(options: Options, model: ModelSpec) -> int:
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_shard",), formula=Formula("zero2"),
     problems=engine_options.problems, model_problems=engine_options.model_problems,
-    precision_problems=engine_options.precision_problems,
     steps_two_bytes=False, masters_of_cast=True, hooks=True, syncs=("every",), sums_losses=False,
     elsewhere=engine_options.ELSEWHERE, num_distinct_ranks=num_distinct_ranks,
     num_groups=num_groups, over_all_ranks="deepspeed2", saves="engine",

@@ -5,23 +5,31 @@ Each unit is a module that owns its parameters. The first forward and backward g
 Later ones follow the trace: a unit gathers what is missing, then more ahead, until too much is
 whole (coordinator.py). Gradients are reduce-scattered bucket by bucket within backward, and a
 rank's shards of them stay from step to step. The step releases everything, and gathers small
-parameters that persist. Source: deepspeed/runtime/zero/stage3.py of DeepSpeed 0.19; Rajbhandari et
-al., "ZeRO-Infinity", arXiv 2104.07857.
+parameters that persist.
+
+A module out of the recorded order has DeepSpeed drop the trace. The step that records anew gathers
+nothing ahead, and the next one broadcasts six lists of integers first. Models whose order depends
+on data are refused. Source: deepspeed/runtime/zero/stage3.py of DeepSpeed 0.19; Rajbhandari et al.,
+"ZeRO-Infinity", arXiv 2104.07857.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program, RankProgram
+from zsim.ir.sharding import shard_size
 from zsim.models.spec import ModelSpec
 from zsim.strategies.building.step_builder import StepBuilder, rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.deepspeed_engine import options as engine_options
 from zsim.strategies.deepspeed_engine.offload.sharded import OffloadedShardedStep, pinned
 from zsim.strategies.deepspeed_engine.options import ShardOptions
+from zsim.strategies.deepspeed_engine.shards.construction import construction
 from zsim.strategies.deepspeed_engine.shards.coordinator import Coordinator
-from zsim.strategies.deepspeed_engine.shards.ends import construction, optimizer_step
-from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
+from zsim.strategies.deepspeed_engine.shards.ends import optimizer_step
+from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters, sub_group_starts
 from zsim.strategies.deepspeed_engine.shards.step import ShardedStep
 from zsim.strategies.fsdp.hook_events import (
     HookEvents,
@@ -106,6 +114,12 @@ def num_distinct_ranks(model: ModelSpec, mesh: Mesh) -> int:
     return mesh.dp_shard
 
 
+def stepped(options: Options, numels: Sequence[int], num_shards: int) -> Sequence[int]:
+    """The first parameter of each sub-group."""
+    shards = [shard_size(numel, num_shards) for numel in numels]
+    return sub_group_starts(shards, most=options.sub_group_size)
+
+
 def num_groups(options: Options, model: ModelSpec) -> int:
     """Parameters, which are gathered and reduced one by one at most."""
     return len(model.parameters)
@@ -114,9 +128,8 @@ def num_groups(options: Options, model: ModelSpec) -> int:
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_shard",), formula=Formula("zero3"),
     problems=engine_options.shard_problems, model_problems=engine_options.shard_model_problems,
-    precision_problems=engine_options.precision_problems,
     steps_two_bytes=False, masters_of_cast=True, hooks=True, syncs=("every",), sums_losses=False,
     elsewhere=engine_options.ELSEWHERE, num_distinct_ranks=num_distinct_ranks,
-    num_groups=num_groups, over_all_ranks="deepspeed3",
+    num_groups=num_groups, over_all_ranks="deepspeed3", saves="engine", stepped=stepped,
     offloadable=("optimizer", "parameters"), pinned=pinned,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -61,6 +61,10 @@ def _never(options: Any) -> bool:
 
 def _no_elements(options: Any, model: ModelSpec) -> int:
     return 0
+
+
+def _each_by_itself(options: Any, numels: Sequence[int], num_shards: int) -> Sequence[int]:
+    return range(len(numels))
 
 
 def _nothing_pinned(*given: object) -> int:
@@ -144,6 +148,9 @@ class Strategy:
     saves: Literal["parameters", "buffers", "engine", ""] = ""
     """Tensors of its checkpoints: one for each parameter, or for each flat buffer, or those of
     DeepSpeed's engine alone; "" where its state dicts are not modelled."""
+    stepped: Callable[[Any, Sequence[int], int], Sequence[int]] = _each_by_itself
+    """`stepped(options, numels, num_shards)`: the first parameter of each tensor that the optimizer
+    steps, of parameters with so many elements."""
     flat_buffers: Callable[[Any, ModelSpec, str], tuple[tuple[ParamGroup, bool], ...]] = _no_buffers
     """`flat_buffers(options, model, dtype)`: flat buffers whose shards ranks hold, and whether each
     is trained."""

@@ -4,6 +4,7 @@ and for real where the extra `deepspeed` is installed."""
 import json
 from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import zsim
 from tests.measured import deepspeed as measured
 from tests.support.folders import PARITY, ROOT
 from zreal.observer.subjects import deepspeed_engine
+from zreal.processes import launch
+from zsim.analysis.checkpoints.checkpoint import checkpoint
 from zsim.errors import BackendUnavailableError
 from zsim.ir.ops import Alloc
 from zsim.runs.backend import RunOptions
@@ -109,6 +112,26 @@ def test_a_scenario_agrees_with_the_engine_on_gloo_ranks(file) -> None:
 
 
 @needs_deepspeed
+@pytest.mark.gloo
+@pytest.mark.parametrize("sub_group_size", [10**9, 5000])
+def test_saved_files_of_stage_3_have_the_bytes_that_are_told(
+    sub_group_size: int, tmp_path: Path
+) -> None:
+    case = Scenario(
+        model={"preset": "gpt-tiny"}, batch={"micro_batch": 1, "sequence_length": 16},
+        cluster={"preset": "cpu-gloo", "ranks": 2}, checkpoint={"format": "deepspeed"},
+        strategy={"name": "deepspeed3", "reduce_bucket_size": 20_000,
+                  "sub_group_size": sub_group_size},
+        precision={"parameters": "bf16", "reduce": "fp32"},
+    )
+    saved = launch.launch(
+        "tests.measured.deepspeed:saved_rank",
+        {"text": case.to_toml(), "folder": str(tmp_path)}, world_size=2, timeout_s=300,
+    )
+    assert saved[0] == {file.name: file.nbytes for file in checkpoint(case).files}
+
+
+@needs_deepspeed
 @pytest.mark.slow
 @pytest.mark.gloo
 def test_150_random_draws_are_predicted_to_the_byte() -> None:
@@ -128,7 +151,9 @@ def scenario(**strategy: object) -> Scenario:
 
 
 @pytest.mark.parametrize(
-    ("installed", "told"), [(None, "found no DeepSpeed"), ("0.16.9", "found DeepSpeed 0.16.9")]
+    ("installed", "told"),
+    [(None, "found no DeepSpeed"), ("0.16.9", "found DeepSpeed 0.16.9"),
+     ("0.19.7", "expected DeepSpeed 0.19.8 or later of 0.19")],
 )
 def test_a_missing_or_another_deepspeed_is_refused_with_the_line_that_installs_it(
     installed: str | None, told: str, monkeypatch: pytest.MonkeyPatch
@@ -144,6 +169,17 @@ def test_a_missing_or_another_deepspeed_is_refused_with_the_line_that_installs_i
 
     assert told in str(error.value)
     assert "pip install --no-build-isolation 'zsim[real,deepspeed]'" in str(error.value)
+
+
+def test_kernels_of_gpus_are_refused_on_a_cpu() -> None:
+    case = Scenario(
+        model={"preset": "gpt-tiny"}, batch={"micro_batch": 2, "sequence_length": 8},
+        cluster={"preset": "cpu-gloo", "ranks": 2},
+        strategy={"name": "deepspeed3", "zero_quantized_weights": True},
+    )
+    with pytest.raises(BackendUnavailableError, match="expected a GPU"):
+        deepspeed_engine.require_kernels(case, device_type="cpu")
+    deepspeed_engine.require_kernels(case, device_type="cuda")
 
 
 def test_offloaded_states_have_deepspeeds_words() -> None:

@@ -34,6 +34,11 @@ STAGES = {"deepspeed1": 1, "deepspeed2": 2, "deepspeed3": 3}
 """The stage of each strategy."""
 OFFLOADED = {"optimizer": "optimizer", "parameters": "param"}
 """DeepSpeed's words for states that are offloaded."""
+LEAST_PATCH = 8
+"""The release of that version from which on the engine does what is modelled."""
+SCALE_POWER = 8
+"""The loss of fp16 is scaled by 2 to this power: DeepSpeed's own 16 would have it skip the first
+steps, whose gradients overflow."""
 COMPILED_ON_CPU = "deepspeed_shm_comm"
 """Collectives in shared memory, which DeepSpeed would compile at each start, and no training calls.
 """
@@ -47,10 +52,12 @@ def require(scenario: Scenario) -> None:
         installed = version("deepspeed")
     except PackageNotFoundError:
         installed = ""
-    if not installed.startswith(f"{VERSION}."):
+    patch = installed.removeprefix(f"{VERSION}.").partition("+")[0]
+    if not (patch.isdecimal() and int(patch) >= LEAST_PATCH):
         raise BackendUnavailableError(
             where=f"strategy {scenario.strategy}",
-            expected=f"DeepSpeed {VERSION}, whose engine is observed",
+            expected=f"DeepSpeed {VERSION}.{LEAST_PATCH} or later of {VERSION}, whose engine is "
+                     "observed",
             found=f"DeepSpeed {installed}" if installed else "no DeepSpeed",
             remedy="DS_BUILD_OPS=0 pip install --no-build-isolation 'zsim[real,deepspeed]'",
         )
@@ -73,12 +80,15 @@ class EngineOptimizer(torch.optim.Optimizer):
 
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Subject:
     """`model` under DeepSpeed's engine, over all ranks of the mesh."""
+    require_kernels(scenario, device_type=mesh.device_type)
     deepspeed = _deepspeed(mesh.device_type)
     # an engine before it in this process may have had other groups for copies of parameters
     deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
+    if mesh.device_type == "cpu":  # torch computes in fp16 there, though slowly
+        deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     for fqns in by_unit(scenario.model).values():
         make(fqns)
-    inner = make_optimizer(scenario.optimizer, trained(model))
+    inner = _inner(deepspeed, scenario, model)
     engine, optimizer, _, _ = deepspeed.initialize(
         model=model, optimizer=inner, config=config(scenario), dist_init_required=False
     )
@@ -104,8 +114,39 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Sub
         states=lambda: [*getattr(optimizer, masters), *state_tensors(inner)],
         flat=lambda: shards, gradients=lambda: _gradients(optimizer, getattr(optimizer, masters)),
         dtype=scenario.precision.parameters, clip=lambda norm: None,
-        whole=lambda kind: _whole(kind, scenario, model, deepspeed.utils),
+        whole=lambda kind: _whole(
+            kind, scenario, model, deepspeed.utils, loss_scale=float(optimizer.loss_scale)
+        ),
     )
+
+
+def _inner(deepspeed: Any, scenario: Scenario, model: Model) -> torch.optim.Optimizer:
+    """The optimizer that the engine steps: torch's, or DeepSpeed's for the host."""
+    settings = scenario.optimizer
+    if scenario.offload.adam == "torch":
+        return make_optimizer(settings, trained(model))
+    made: torch.optim.Optimizer = deepspeed.ops.adam.DeepSpeedCPUAdam(
+        trained(model), lr=settings.learning_rate, weight_decay=settings.weight_decay
+    )
+    return made
+
+
+def require_kernels(scenario: Scenario, *, device_type: str) -> None:
+    """BackendUnavailableError where the scenario needs kernels that DeepSpeed has for GPUs alone,
+    or would compile for minutes."""
+    if device_type != "cpu":
+        return
+    needed = {
+        "strategy.zero_quantized_weights":
+            getattr(scenario.options, "zero_quantized_weights", False),
+        'offload.adam = "deepspeed"': scenario.offload.adam == "deepspeed",
+    }
+    for where, is_asked in needed.items():
+        if is_asked:
+            raise BackendUnavailableError(
+                where=where, expected="a GPU, for DeepSpeed's own kernels", found="a CPU",
+                remedy="leave it out, or use the backend sim",
+            )
 
 
 def _deepspeed(device_type: str) -> Any:
@@ -143,6 +184,9 @@ def config(scenario: Scenario) -> dict[str, Any]:
         "gradient_clipping": scenario.optimizer.clip_norm,
         "communication_data_type": DTYPE_NAMES[precision.reduce],
         "bf16": {"enabled": precision.parameters == "bfloat16", "check_grad_overflow": checks},
+        "fp16": {
+            "enabled": precision.parameters == "float16", "initial_scale_power": SCALE_POWER
+        },
         "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {
             "stage": STAGES[scenario.strategy], "memory_efficient_linear": False, **zero
@@ -178,8 +222,11 @@ def _own_units(deepspeed: Any, scenario: Scenario, model: Model) -> None:
             )
 
 
-def _whole(kind: str, scenario: Scenario, model: Model, utils: Any) -> dict[str, torch.Tensor]:
-    """Whole float32 parameters, or gradients as the step will have clipped them; by all ranks."""
+def _whole(
+    kind: str, scenario: Scenario, model: Model, utils: Any, *, loss_scale: float
+) -> dict[str, torch.Tensor]:
+    """Whole float32 parameters, or gradients as the step will have unscaled and clipped them; by
+    all ranks."""
     read = {
         "parameters": utils.safe_get_full_fp32_param, "gradients": utils.safe_get_full_grad
     }[kind]
@@ -189,6 +236,8 @@ def _whole(kind: str, scenario: Scenario, model: Model, utils: Any) -> dict[str,
         if parameter.requires_grad or kind == "parameters"
     }
     whole = {name: tensor.detach().clone() for name, tensor in named.items()}
+    if kind == "gradients":
+        whole = {name: tensor.float() / loss_scale for name, tensor in whole.items()}
     clip_norm = scenario.optimizer.clip_norm
     if kind == "gradients" and clip_norm:
         norm = torch.stack([tensor.double().norm() for tensor in whole.values()]).norm()

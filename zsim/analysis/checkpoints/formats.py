@@ -40,16 +40,18 @@ def saved_state(scenario: Scenario) -> TrainingState:
     state = state_of(scenario)
     if scenario.checkpoint.format != "deepspeed":
         return state
-    is_last_stage = STRATEGIES[scenario.strategy].formula.stage == "zero3"
+    strategy = STRATEGIES[scenario.strategy]
+    is_last_stage = strategy.formula.stage == "zero3"
     trained = [numel for entry in state.entries if entry.trained for numel in entry.numels]
     frozen = [numel for entry in state.entries if not entry.trained for numel in entry.numels]
     groups = [(numel,) for numel in trained] if is_last_stage else [tuple(trained)]
+    counting = set(strategy.stepped(scenario.options, trained, state.num_shards))
     return replace(
         state,
         entries=tuple(
             StateEntry(
                 fqn=f"group {index}", numels=numels, alignment=1 if is_last_stage else 2,
-                trained=index < len(groups),
+                trained=index < len(groups), counts=index in counting or not is_last_stage,
             )
             for index, numels in enumerate([*groups, *([tuple(frozen)] if frozen else [])])
         ),

@@ -33,6 +33,8 @@ class StateEntry:
     shape: tuple[int, ...] = ()
     trained: bool = True
     alignment: int = 0
+    counts: bool = True
+    """The optimizer counts its steps with it, and not with the entry before it."""
 
     @property
     def numel(self) -> int:
@@ -108,7 +110,7 @@ class TrainingState:
                 yield from ((part, index, entry) for index, entry in enumerate(self.entries))
         for index, entry in enumerate(self.entries):
             for part in self.parts:
-                if part.of_optimizer and entry.trained:
+                if part.of_optimizer and entry.trained and (entry.counts or not part.is_counter):
                     yield part, index, entry
 
     def nbytes(self, part: StatePart, entry: StateEntry, rank: int) -> int:

@@ -14,6 +14,8 @@ from zsim.strategies.building.training import Training
 from zsim.strategies.replicated.buckets import ReplicatedModel
 
 AXIS = "dp_shard"
+SCALED_DTYPE = "float16"
+"""The dtype of gradients that may overflow, as their loss is scaled by more than 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

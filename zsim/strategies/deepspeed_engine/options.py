@@ -10,7 +10,7 @@ from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.repeats import repeats
 from zsim.models.spec import ROOT, ModelSpec
-from zsim.models.training_options import Optimizer, Precision
+from zsim.models.training_options import Optimizer
 
 VERSION = "0.19"
 """The DeepSpeed that these strategies follow."""
@@ -31,6 +31,7 @@ ELSEWHERE: Mapping[str, str] = {
     "use_multi_rank_bucket_allreduce": UNMODELLED,
     "parameter_alignment": UNMODELLED,
     "legacy_stage1": f"{REMOVED}: it ended with 0.5.9",
+    "zero_quantized_gradients": "qgZ of ZeRO++, whose all-to-alls are not modelled; leave it out",
     "mics_shard_size": MICS,
     "mics_hierarchical_params_gather": MICS,
     "zero_quantized_nontrainable_weights": UNMODELLED,
@@ -40,6 +41,8 @@ ELSEWHERE: Mapping[str, str] = {
 
 MOST_ELEMENTS = 10**12
 """The largest size of an option, in elements."""
+ALIGNMENT = 8
+"""Elements that groups of quantized parameters have a multiple of."""
 _SIZE = {"most": MOST_ELEMENTS}
 
 
@@ -79,6 +82,7 @@ class ShardOptions:
     - `sub_group_size`: elements that the optimizer steps at a time.
     - `zero_hpz_partition_size`: ranks over which a copy of each released parameter is sharded, from
       which it is gathered until the step (hpZ of ZeRO++).
+    - `zero_quantized_weights`: gathers are in int8 (qwZ of ZeRO++), by kernels of GPUs.
     """
 
     reduce_bucket_size: int = field(default=500_000_000, metadata=_SIZE)
@@ -94,6 +98,7 @@ class ShardOptions:
     stage3_module_granularity_threshold: int = 0
     sub_group_size: int = field(default=1_000_000_000, metadata=_SIZE)
     zero_hpz_partition_size: int = 1
+    zero_quantized_weights: bool = False
 
 
 def problems(options: ReplicaOptions, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
@@ -121,15 +126,6 @@ def model_problems(
         yield (
             f"model.unused: expected none with DeepSpeed's engine, found {model.left_out[0].fqn} "
             "without a gradient; freeze it"
-        )
-
-
-def precision_problems(precision: Precision) -> Iterator[str]:
-    """Refusals of dtypes, one line each, the scenario's key first."""
-    if precision.parameters == "float16":
-        yield (
-            "precision.parameters: expected fp32 or bf16 with DeepSpeed's engine, found fp16, "
-            "whose loss scale is not modelled"
         )
 
 
@@ -166,6 +162,12 @@ def shard_model_problems(
     """Refusals of `model` at stage 3, one line each, the scenario's key first."""
     if isinstance(model, TracedModel) or model.family == "transformers":
         yield "model: expected a preset or a family with deepspeed3, whose trace follows its units"
+    uneven = [p for p in model.parameters if p.numel % ALIGNMENT]
+    if options.zero_quantized_weights and uneven:
+        yield (
+            f"strategy.zero_quantized_weights: expected parameters of multiples of {ALIGNMENT} "
+            f"elements, found {uneven[0].fqn} of {uneven[0].numel}"
+        )
     if model.left_out:
         yield f"model.unused: expected none with deepspeed3, found {model.left_out[0].fqn}"
     if model.frozen:

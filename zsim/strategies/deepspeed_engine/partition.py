@@ -14,7 +14,7 @@ from functools import cached_property
 from zsim.models.spec import Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import MASTER_DTYPE
-from zsim.strategies.deepspeed_engine.layout import EngineLayout
+from zsim.strategies.deepspeed_engine.layout import SCALED_DTYPE, EngineLayout
 from zsim.strategies.deepspeed_engine.options import ReplicaOptions
 
 ALIGNMENT = 2
@@ -45,7 +45,9 @@ class FlatPartition(EngineLayout):
 
     @property
     def searches_infinities(self) -> bool:
-        """True where two-byte gradients are searched for infinities before a step."""
+        """True where gradients are searched for infinities before a step: those of fp16 always."""
+        if self.dtype == SCALED_DTYPE:
+            return True
         return self.dtype != MASTER_DTYPE and self.options.check_grad_overflow
 
     @cached_property

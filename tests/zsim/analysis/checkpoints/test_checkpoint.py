@@ -138,6 +138,7 @@ def test_a_consolidated_state_is_whole_on_rank_0s_host_or_on_every_device() -> N
 
 @pytest.mark.parametrize(("strategy", "weights"), [
     ("zero1", 2), ("zero2", 2), ("deepspeed1", 2), ("deepspeed2", 2), ("zero3", 0),
+    ("deepspeed3", 0),
 ])
 def test_deepspeeds_files_are_12_bytes_a_parameter_and_the_models_of_stages_1_and_2(
     strategy: str, weights: int

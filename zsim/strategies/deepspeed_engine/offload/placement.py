@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zsim.ir.ops import Alloc, Free, HostAlloc, HostEvent, Kernel, MemoryEvent
+from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building import host_step, optimizers
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.training import Training
@@ -61,7 +62,7 @@ def step_memory(
 def step_kernels(training: Training, numel: int) -> tuple[Kernel, ...]:
     """The step of `numel` elements by the host, behind the product with the loss scale's inverse
     and the clipping coefficient."""
-    scale = Kernel("scale", numel, 2 * numel * 4, MASTER_DTYPE)
+    scale = Kernel("scale", numel, 2 * numel * DTYPE_NBYTES[MASTER_DTYPE], MASTER_DTYPE)
     return (
         *host_step.located([scale]),
         *host_step.step_kernels(

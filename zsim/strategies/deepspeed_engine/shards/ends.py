@@ -1,121 +1,41 @@
-"""Construction and the end of a step at stage 3.
+"""The end of a step at stage 3.
 
-Each parameter is broadcast twice and sharded; shards lie in one buffer, with master copies beside
-them, also of float32 parameters. The step releases everything, takes a norm for each sub-group in
-float64, and steps sub-group by sub-group. Then parameters that persist are gathered one by one.
-Source: deepspeed/runtime/zero/stage3.py.
+It releases everything, takes a norm for each sub-group in float64, and steps sub-group by
+sub-group. Then parameters that persist are gathered one by one. Source:
+deepspeed/runtime/zero/stage3.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from zsim.ir.buffers import Buffer
-from zsim.ir.ops import Alloc, Free, HostAlloc, Kernel, MemoryEvent
+from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.spec import ROOT, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building import optimizers
 from zsim.strategies.building.clipping import NORMS
+from zsim.strategies.building.host_step import located
 from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel
 from zsim.strategies.building.step_builder import StepBuilder
-from zsim.strategies.deepspeed_engine.construction import make_and_broadcast
-from zsim.strategies.deepspeed_engine.layout import AXIS
+from zsim.strategies.deepspeed_engine.layout import AXIS, SCALED_DTYPE
 from zsim.strategies.deepspeed_engine.offload import sharded_optimizer
-from zsim.strategies.deepspeed_engine.offload.placement import HOST, Event, placed
+from zsim.strategies.deepspeed_engine.offload.placement import HOST, placed
 from zsim.strategies.deepspeed_engine.offload.sharded import OffloadedShardedStep
 from zsim.strategies.deepspeed_engine.optimizer import (
+    GRADIENT,
     NORM_NBYTES,
+    OVERFLOW,
     WIDE,
     WIDE_NBYTES,
     clipped,
     combined,
 )
 from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES
+from zsim.strategies.deepspeed_engine.searching import searching_kernels
 from zsim.strategies.deepspeed_engine.shards.coordinator import Coordinator
+from zsim.strategies.deepspeed_engine.shards.gathering import persistent_buffer, secondary_copy
 from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
-from zsim.strategies.deepspeed_engine.shards.step import (
-    ShardedStep,
-    persistent_buffer,
-    secondary_copy,
-)
-
-GRADIENT = "master_gradient"
-
-
-def construction(sharded: ShardedParameters) -> StepBuilder:
-    """Make, broadcast and shard the model; make what stays."""
-    step, training = StepBuilder(), sharded.training
-    make_and_broadcast(step, training, num_ranks=sharded.num_ranks)
-    for parameter in sharded.parameters:
-        made = Alloc(
-            _shard(sharded, parameter), "parameters",
-            sharded.shard_numel(parameter) * sharded.element,
-        )
-        copies = [secondary_copy(sharded, parameter)] if sharded.spread > 1 else []
-        memory, host = placed((*copies, made, Free(parameter.fqn)), device=training.device)
-        step.issue(
-            "broadcast", parameter.fqn, stream="all_gather", group=AXIS,
-            nbytes=parameter.numel * sharded.element, dtype=sharded.dtype, memory=memory, host=host,
-        )
-    memory, host = placed(_what_stays(sharded), device=training.device)
-    step.issue("alloc", ROOT, stream="host", memory=memory, host=host)
-    for parameter in sharded.parameters:
-        whole = Alloc(
-            Buffer.of(parameter.fqn, "gathered"), "unsharded_parameters",
-            sharded.padded_nbytes(parameter),
-        )
-        step.issue(
-            "all_gather", parameter.fqn, stream="all_gather", group=AXIS, nbytes=whole.nbytes,
-            dtype=sharded.dtype, memory=(whole, Free(whole.buffer)),
-        )
-    return step
-
-
-def _shard(sharded: ShardedParameters, parameter: Parameter) -> str:
-    """The buffer of a shard until all are in one."""
-    prefix = HOST if sharded.training.offload.parameters else ""
-    return Buffer.of(f"{prefix}{parameter.fqn}", "shard")
-
-
-def _what_stays(sharded: ShardedParameters) -> Iterator[Event]:
-    """Shards in one buffer, master copies of sub-groups, the bucket, gradients of shards. Where the
-    host steps there are gradients of sub-groups too."""
-    training, element, offload = sharded.training, sharded.element, sharded.training.offload
-    prefix, pins = HOST if offload.optimizer else "", offload.pin_memory
-    yield Alloc(f"{prefix}infinities", "temporaries", 1)
-    yield from _in_one_buffer(sharded)
-    sizes = [sum(map(sharded.shard_numel, group)) for group in sharded.sub_groups]
-    moves = offload.optimizer and training.device != "cpu" and not offload.parameters
-    for number, size in enumerate(sizes):
-        cast = Alloc(f"{prefix}cast", "temporaries", size * MASTER_NBYTES)
-        casts = moves or sharded.dtype != MASTER_DTYPE
-        yield from [cast] if casts else []
-        yield Alloc(f"{prefix}master.{number}", "optimizer_states", size * MASTER_NBYTES)
-        yield from [Free(cast.buffer)] if casts else []
-    largest = Alloc(f"{prefix}{GRADIENT}", "temporaries", max(sizes) * MASTER_NBYTES)
-    yield largest
-    for number, size in enumerate(sizes if offload.optimizer else ()):
-        yield HostAlloc(f"{prefix}gradient.{number}", "gradients", size * MASTER_NBYTES, pins)
-    yield Free(largest.buffer)
-    yield Alloc(
-        "bucket", "communication", sharded.options.reduce_bucket_size * sharded.reduced_element
-    )
-    numel = sharded.rank_numel * element
-    stays = Buffer.of(f"{prefix}shards", "gradients")
-    yield HostAlloc(stays, "gradients", numel, pins) if prefix else Alloc(stays, "gradients", numel)
-
-
-def _in_one_buffer(sharded: ShardedParameters) -> Iterator[Event]:
-    """Shards move into one buffer, through host memory. There it is first, and on a CPU it is the
-    same."""
-    nbytes = sharded.rank_numel * sharded.element
-    apart: list[Event] = [Free(_shard(sharded, parameter)) for parameter in sharded.parameters]
-    if sharded.training.offload.parameters:
-        yield HostAlloc(Buffer.of(f"{HOST}shards", "parameters"), "parameters", nbytes, True)
-        yield from apart
-        return
-    flat = Alloc(Buffer.of("shards", "parameters"), "parameters", nbytes)
-    yield from [flat, *apart] if sharded.training.device == "cpu" else [*apart, flat]
+from zsim.strategies.deepspeed_engine.shards.step import ShardedStep
 
 
 def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) -> None:
@@ -123,6 +43,8 @@ def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) 
     sharded = step.sharded
     step.step.begin("optimizer")
     coordinator.release_all(sharded.parameters)
+    if sharded.dtype == SCALED_DTYPE:
+        _search_infinities(step.step, sharded)
     count, offloads = len(sharded.sub_groups), isinstance(step, OffloadedShardedStep)
     for number, group in enumerate(sharded.sub_groups):
         if isinstance(step, OffloadedShardedStep):
@@ -154,6 +76,41 @@ def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) 
         "free", ROOT, stream="host", memory=gone if first else [*gone, Free("norm.told")]
     )
     step.step.begin("zero_grad")
+
+
+def _search_infinities(step: StepBuilder, sharded: ShardedParameters) -> None:
+    """Search the gradients of all shards where they lie, and tell all ranks; the host reads."""
+    offloads, numel = bool(sharded.training.offload.optimizer), sharded.rank_numel
+    prefix = HOST if offloads else ""
+    size, infinite, number, answer, copied = (
+        Alloc(f"{prefix}infinities.{name}", "temporaries", nbytes)
+        for name, nbytes in (
+            ("size", numel * sharded.element), ("infinite", numel), ("number", numel), ("any", 1),
+            ("copied", 1),
+        )
+    )
+    sent = Alloc("infinities.sent", "communication", 1)
+    # on a CPU the meter does not see what is inside of torch's isinf
+    inside = [size] if sharded.training.device != "cpu" else []
+    memory, host = placed(
+        [
+            *inside, infinite, *(Free(each.buffer) for each in inside), answer,
+            Free(infinite.buffer), Free(answer.buffer),
+            number, answer, Free(number.buffer), Free(answer.buffer),
+            copied, sent, Free(copied.buffer),
+        ],
+        device=sharded.training.device,
+    )
+    search = searching_kernels(numel, dtype=sharded.dtype)
+    searched = step.issue(
+        "optimizer", OVERFLOW, stream="host" if offloads else "compute", memory=memory, host=host,
+        kernels=located(search) if offloads else search,
+    )
+    told = step.issue(
+        "all_reduce", OVERFLOW, stream="all_reduce", waits=(searched,), group=AXIS, nbytes=1,
+        dtype="uint8",
+    )
+    step.issue("host_wait", OVERFLOW, stream="host", waits=(told,), memory=[Free(sent.buffer)])
 
 
 def _drop_copies(step: StepBuilder, sharded: ShardedParameters) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,6 +10,18 @@ from zsim.ir.sharding import padded_size, shard, shard_size
 from zsim.models.spec import Parameter
 from zsim.strategies.deepspeed_engine.layout import EngineLayout
 from zsim.strategies.deepspeed_engine.options import ShardOptions
+
+
+def sub_group_starts(numels: Sequence[int], *, most: int) -> tuple[int, ...]:
+    """The first shard of each sub-group, by the elements of all shards: a group ends once it has
+    `most` elements."""
+    starts, filled = [0], 0
+    for index, numel in enumerate(numels):
+        if filled >= most:
+            starts.append(index)
+            filled = 0
+        filled += numel
+    return tuple(starts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +68,11 @@ class ShardedParameters(EngineLayout):
     def sub_groups(self) -> tuple[tuple[Parameter, ...], ...]:
         """Parameters that the optimizer steps together: a group ends once its shards have
         `sub_group_size` elements."""
-        most, groups, filled = self.options.sub_group_size, [list[Parameter]()], 0
-        if most >= sum(map(self.shard_numel, self.parameters)):
-            return (self.parameters,)
-        for parameter in self.parameters:
-            if filled >= most:
-                groups.append([])
-                filled = 0
-            groups[-1].append(parameter)
-            filled += self.shard_numel(parameter)
-        return tuple(map(tuple, groups))
+        starts = sub_group_starts(
+            [self.shard_numel(p) for p in self.parameters], most=self.options.sub_group_size
+        )
+        ends = (*starts[1:], len(self.parameters))
+        return tuple(self.parameters[a:b] for a, b in zip(starts, ends, strict=True))
 
     def shard_numel(self, parameter: Parameter) -> int:
         """Elements of a shard, padding included."""

@@ -1,49 +1,34 @@
-"""ShardedStep: gathers, compute and reductions of a step at stage 3.
+"""ShardedStep: compute and reductions of a step at stage 3.
 
 A linear transposes its weight, and autograd saves that view. So the memory that was gathered for
-its forward lives until its backward, also where DeepSpeed has released the parameter. (zero.Init
-replaces the linear by one that saves none; deepspeed.initialize alone does not.)
+its forward lives until its backward, also where DeepSpeed has released the parameter. Its own
+`memory_efficient_linear` saves none, and is not modelled.
 Source: deepspeed/runtime/zero/stage3.py, partition_parameters.py, utils.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient, TapeEvent
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op
-from zsim.models.spec import ROOT, Parameter
+from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies.building.kernels import copy_kernel, fill_kernel, move_gradients
+from zsim.strategies.building.kernels import copy_kernel, move_gradients
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.deepspeed_engine.engine_step import OWN, EngineStep
 from zsim.strategies.deepspeed_engine.layout import AXIS
-from zsim.strategies.deepspeed_engine.offload.placement import HOST, placed
 from zsim.strategies.deepspeed_engine.partition import Bucket, buckets
-from zsim.strategies.deepspeed_engine.shards.coordinator import Coordinator, Gather
+from zsim.strategies.deepspeed_engine.shards.coordinator import Coordinator
+from zsim.strategies.deepspeed_engine.shards.gathering import GatheringStep
 from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
 from zsim.strategies.replicated.buckets import ready_order
 
 TRACE = "trace"
 """The unit of broadcasts by which ranks assert that they have recorded the same trace."""
 INTEGER = DTYPE_NBYTES["int64"]
-
-
-def persistent_buffer(fqn: str) -> str:
-    """The buffer of a parameter that stays whole from step to step."""
-    return Buffer.of(fqn, "persistent")
-
-
-def secondary_copy(sharded: ShardedParameters, parameter: Parameter) -> Alloc:
-    """A rank's part of the copy of a released parameter, beside shards on the device or the host.
-    """
-    prefix = HOST if sharded.training.offload.parameters else ""
-    nbytes = sharded.secondary_numel(parameter) * sharded.element
-    return Alloc(
-        Buffer.of(f"{prefix}{parameter.fqn}", "secondary"), "unsharded_parameters", nbytes
-    )
 
 
 def _is_gradient_of(weight: str, event: TapeEvent) -> bool:
@@ -55,21 +40,13 @@ def _is_gradient_of(weight: str, event: TapeEvent) -> bool:
 
 
 @dataclass(slots=True, kw_only=True)
-class ShardedStep(EngineStep):
-    """One training step, and the carrier of its coordinator's decisions."""
+class ShardedStep(GatheringStep):
+    """One training step."""
 
-    sharded: ShardedParameters
     asserts: StepBuilder = field(default_factory=StepBuilder)
     """Broadcasts at the beginning of the second step."""
-    _numbers: int = 0
-    _whole: dict[str, str] = field(default_factory=dict)
-    """The buffer that each whole parameter lies in, by fqn."""
-    _saved: dict[str, int] = field(default_factory=dict)
-    """Linears that have saved a buffer for their backward, by buffer."""
     _of_linear: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     """Saved buffers by module and weight."""
-    _gathers: dict[int, int] = field(default_factory=dict)
-    """Ops of all-gathers, by the gather's number."""
     _opening: list[MemoryEvent] = field(default_factory=list)
     """Memory events that begin a backward, before the root's hook."""
 
@@ -81,87 +58,6 @@ class ShardedStep(EngineStep):
             buckets(ready_order(sharded.training), most=sharded.options.reduce_bucket_size)
         )
         return made
-
-    def take_persistent(self) -> None:
-        """Begin with what the step before has left whole."""
-        self._whole = {p.fqn: persistent_buffer(p.fqn) for p in self.sharded.persistent}
-
-    # -- the carrier
-
-    def gather(self, parameters: Sequence[Parameter], *, secondary: bool) -> Gather:
-        """All-gather shards into one flat buffer, or a parameter alone into its own memory."""
-        sharded, number = self.sharded, self._numbers
-        self._numbers += 1
-        nbytes = sum(map(sharded.padded_nbytes, parameters))
-        if len(parameters) == 1:
-            made = Alloc(
-                self._new(parameters[0].fqn, number), "unsharded_parameters", nbytes
-            )
-        else:
-            made = Alloc(Buffer.of(f"gather.{number}", "flat"), "communication", nbytes)
-        spreads = secondary and sharded.spread < sharded.num_ranks
-        self._gathers[number] = self.step.issue(
-            "all_gather", f"gather.{number}", stream="all_gather",
-            waits=() if sharded.options.overlap_comm or self._compute < 0 else (self._compute,),
-            group=f"{AXIS}:{sharded.spread}" if spreads else AXIS, nbytes=nbytes,
-            dtype=sharded.dtype, micro_batch=self.micro_batch, memory=(made,),
-        )
-        return Gather(number, tuple(parameters), {p.fqn for p in parameters})
-
-    def _new(self, fqn: str, number: int) -> str:
-        self._whole[fqn] = Buffer.of(fqn, f"gathered.{number}")
-        return self._whole[fqn]
-
-    def wait(self, gather: Gather) -> None:
-        """Compute waits for it; each of several parameters is copied into memory of its own."""
-        many = len(gather.parameters) > 1
-        numel = sum(parameter.numel for parameter in gather.parameters)
-        dtype = self.sharded.dtype
-        self._compute = self.step.issue(
-            "copy", f"gather.{gather.number}", waits=(self._gathers[gather.number],),
-            micro_batch=self.micro_batch,
-            kernels=(copy_kernel(numel, source=dtype, target=dtype),) if many else (),
-            memory=[
-                Alloc(
-                    self._new(parameter.fqn, gather.number), "unsharded_parameters",
-                    parameter.numel * self.sharded.element,
-                )
-                for parameter in (gather.parameters if many else ())
-            ],
-        )
-
-    def forget(self, gather: Gather) -> None:
-        """Free the flat buffer, once the modules of all its parameters have come."""
-        if len(gather.parameters) > 1:
-            self._free(Buffer.of(f"gather.{gather.number}", "flat"))
-
-    def release(self, parameter: Parameter) -> None:
-        """Free a parameter's memory, unless a backward needs it."""
-        buffer = self._whole.pop(parameter.fqn)
-        if not self._saved.get(buffer):
-            self._free(buffer)
-
-    def copy_secondary(self, parameter: Parameter) -> None:
-        """Copy this rank's larger shard, for which the host waits."""
-        sharded, numel = self.sharded, self.sharded.secondary_numel(parameter)
-        made = secondary_copy(sharded, parameter)
-        memory, host = placed([made], device=self.training.device)
-        copied = self.step.issue(
-            "copy", made.buffer, micro_batch=self.micro_batch, memory=memory, host=host,
-            kernels=(
-                fill_kernel(numel, dtype=sharded.dtype),
-                copy_kernel(numel, source=sharded.dtype, target=sharded.dtype),
-            ),
-        )
-        self.step.issue(
-            "host_wait", made.buffer, stream="host", waits=(copied,), micro_batch=self.micro_batch
-        )
-
-    def _free(self, buffer: str) -> None:
-        """Free by record_stream: the memory is free once compute has come so far."""
-        self.step.issue(
-            "free", ROOT, micro_batch=self.micro_batch, memory=[Free(buffer)]
-        )
 
     # -- compute
 

@@ -1,0 +1,98 @@
+"""Construction at stage 3.
+
+Each parameter is broadcast twice and sharded. Shards lie in one buffer, with master copies beside
+them, also of float32 parameters. Source: deepspeed/runtime/zero/stage3.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zsim.ir.buffers import Buffer
+from zsim.ir.ops import Alloc, Free, HostAlloc
+from zsim.models.spec import ROOT, Parameter
+from zsim.strategies.building.kernels import MASTER_DTYPE
+from zsim.strategies.building.step_builder import StepBuilder
+from zsim.strategies.deepspeed_engine.construction import make_and_broadcast
+from zsim.strategies.deepspeed_engine.layout import AXIS
+from zsim.strategies.deepspeed_engine.offload.placement import HOST, Event, placed
+from zsim.strategies.deepspeed_engine.optimizer import GRADIENT
+from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES
+from zsim.strategies.deepspeed_engine.shards.gathering import secondary_copy
+from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
+
+
+def construction(sharded: ShardedParameters) -> StepBuilder:
+    """Make, broadcast and shard the model; make what stays."""
+    step, training = StepBuilder(), sharded.training
+    make_and_broadcast(step, training, num_ranks=sharded.num_ranks)
+    for parameter in sharded.parameters:
+        made = Alloc(
+            _shard(sharded, parameter), "parameters",
+            sharded.shard_numel(parameter) * sharded.element,
+        )
+        copies = [secondary_copy(sharded, parameter)] if sharded.spread > 1 else []
+        memory, host = placed((*copies, made, Free(parameter.fqn)), device=training.device)
+        step.issue(
+            "broadcast", parameter.fqn, stream="all_gather", group=AXIS,
+            nbytes=parameter.numel * sharded.element, dtype=sharded.dtype, memory=memory, host=host,
+        )
+    memory, host = placed(_what_stays(sharded), device=training.device)
+    step.issue("alloc", ROOT, stream="host", memory=memory, host=host)
+    for parameter in sharded.parameters:
+        whole = Alloc(
+            Buffer.of(parameter.fqn, "gathered"), "unsharded_parameters",
+            sharded.padded_nbytes(parameter),
+        )
+        step.issue(
+            "all_gather", parameter.fqn, stream="all_gather", group=AXIS, nbytes=whole.nbytes,
+            dtype=sharded.dtype, memory=(whole, Free(whole.buffer)),
+        )
+    return step
+
+
+def _shard(sharded: ShardedParameters, parameter: Parameter) -> str:
+    """The buffer of a shard until all are in one."""
+    prefix = HOST if sharded.training.offload.parameters else ""
+    return Buffer.of(f"{prefix}{parameter.fqn}", "shard")
+
+
+def _what_stays(sharded: ShardedParameters) -> Iterator[Event]:
+    """Shards in one buffer, master copies of sub-groups, the bucket, gradients of shards. Where the
+    host steps there are gradients of sub-groups too."""
+    training, element, offload = sharded.training, sharded.element, sharded.training.offload
+    prefix, pins = HOST if offload.optimizer else "", offload.pin_memory
+    yield Alloc(f"{prefix}infinities", "temporaries", 1)
+    yield from _in_one_buffer(sharded)
+    sizes = [sum(map(sharded.shard_numel, group)) for group in sharded.sub_groups]
+    moves = offload.optimizer and training.device != "cpu" and not offload.parameters
+    for number, size in enumerate(sizes):
+        cast = Alloc(f"{prefix}cast", "temporaries", size * MASTER_NBYTES)
+        casts = moves or sharded.dtype != MASTER_DTYPE
+        yield from [cast] if casts else []
+        yield Alloc(f"{prefix}master.{number}", "optimizer_states", size * MASTER_NBYTES)
+        yield from [Free(cast.buffer)] if casts else []
+    largest = Alloc(f"{prefix}{GRADIENT}", "temporaries", max(sizes) * MASTER_NBYTES)
+    yield largest
+    for number, size in enumerate(sizes if offload.optimizer else ()):
+        yield HostAlloc(f"{prefix}gradient.{number}", "gradients", size * MASTER_NBYTES, pins)
+    yield Free(largest.buffer)
+    yield Alloc(
+        "bucket", "communication", sharded.options.reduce_bucket_size * sharded.reduced_element
+    )
+    numel = sharded.rank_numel * element
+    stays = Buffer.of(f"{prefix}shards", "gradients")
+    yield HostAlloc(stays, "gradients", numel, pins) if prefix else Alloc(stays, "gradients", numel)
+
+
+def _in_one_buffer(sharded: ShardedParameters) -> Iterator[Event]:
+    """Shards move into one buffer, through host memory. There it is first, and on a CPU it is the
+    same."""
+    nbytes = sharded.rank_numel * sharded.element
+    apart: list[Event] = [Free(_shard(sharded, parameter)) for parameter in sharded.parameters]
+    if sharded.training.offload.parameters:
+        yield HostAlloc(Buffer.of(f"{HOST}shards", "parameters"), "parameters", nbytes, True)
+        yield from apart
+        return
+    flat = Alloc(Buffer.of("shards", "parameters"), "parameters", nbytes)
+    yield from [flat, *apart] if sharded.training.device == "cpu" else [*apart, flat]

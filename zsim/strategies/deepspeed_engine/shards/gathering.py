@@ -1,0 +1,175 @@
+"""GatheringStep: the carrier of a coordinator's decisions at stage 3, with its all-gathers.
+
+Source: deepspeed/runtime/zero/partition_parameters.py, partitioned_param_coordinator.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from zsim.ir.buffers import Buffer
+from zsim.ir.ops import Alloc, Free, MemoryEvent
+from zsim.models.spec import ROOT, Parameter
+from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel, fill_kernel
+from zsim.strategies.deepspeed_engine.engine_step import EngineStep
+from zsim.strategies.deepspeed_engine.layout import AXIS
+from zsim.strategies.deepspeed_engine.offload.placement import HOST, placed
+from zsim.strategies.deepspeed_engine.shards import quantized
+from zsim.strategies.deepspeed_engine.shards.coordinator import Gather
+from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
+
+
+def persistent_buffer(fqn: str) -> str:
+    """The buffer of a parameter that stays whole from step to step."""
+    return Buffer.of(fqn, "persistent")
+
+
+def secondary_copy(sharded: ShardedParameters, parameter: Parameter) -> Alloc:
+    """A rank's part of the copy of a released parameter, beside shards on the device or the host.
+    """
+    prefix = HOST if sharded.training.offload.parameters else ""
+    nbytes = sharded.secondary_numel(parameter) * sharded.element
+    return Alloc(
+        Buffer.of(f"{prefix}{parameter.fqn}", "secondary"), "unsharded_parameters", nbytes
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class GatheringStep(EngineStep):
+    """A step whose parameters are whole while modules need them."""
+
+    sharded: ShardedParameters
+    _numbers: int = 0
+    _whole: dict[str, str] = field(default_factory=dict)
+    """The buffer that each whole parameter lies in, by fqn."""
+    _saved: dict[str, int] = field(default_factory=dict)
+    """Linears that have saved a buffer for their backward, by buffer."""
+    _gathers: dict[int, int] = field(default_factory=dict)
+    """Ops of all-gathers, by the gather's number."""
+
+    def take_persistent(self) -> None:
+        """Begin with what the step before has left whole."""
+        self._whole = {p.fqn: persistent_buffer(p.fqn) for p in self.sharded.persistent}
+
+    def gather(self, parameters: Sequence[Parameter], *, secondary: bool) -> Gather:
+        """All-gather shards into one flat buffer, or a parameter alone into its own memory."""
+        sharded, number = self.sharded, self._numbers
+        self._numbers += 1
+        nbytes = sum(map(sharded.padded_nbytes, parameters))
+        if len(parameters) == 1:
+            made = Alloc(
+                self._new(parameters[0].fqn, number), "unsharded_parameters", nbytes
+            )
+        else:
+            made = Alloc(Buffer.of(f"gather.{number}", "flat"), "communication", nbytes)
+        spreads = secondary and sharded.spread < sharded.num_ranks
+        group = f"{AXIS}:{sharded.spread}" if spreads else AXIS
+        if sharded.options.zero_quantized_weights:
+            self._gather_quantized(
+                parameters, number, group=group,
+                size=sharded.spread if secondary else sharded.num_ranks,
+            )
+            return Gather(number, tuple(parameters), {p.fqn for p in parameters})
+        self._gathers[number] = self.step.issue(
+            "all_gather", f"gather.{number}", stream="all_gather",
+            waits=() if sharded.options.overlap_comm or self._compute < 0 else (self._compute,),
+            group=group, nbytes=nbytes,
+            dtype=sharded.dtype, micro_batch=self.micro_batch, memory=(made,),
+        )
+        return Gather(number, tuple(parameters), {p.fqn for p in parameters})
+
+    def _gather_quantized(
+        self, parameters: Sequence[Parameter], number: int, *, group: str, size: int
+    ) -> None:
+        """All-gather shards in int8 and then their scales, over `size` ranks."""
+        sharded, unit = self.sharded, f"gather.{number}"
+        padded = sum(map(sharded.padded_nbytes, parameters)) // sharded.element
+        numel = padded // size
+        scales = quantized.num_scales(numel) * size * quantized.SCALE_NBYTES
+        flat, scale_buffer, _ = quantized.buffers(number)
+        ready = self.step.issue(
+            "copy", unit, stream="all_gather", micro_batch=self.micro_batch,
+            waits=() if sharded.options.overlap_comm or self._compute < 0 else (self._compute,),
+            kernels=quantized.kernels(numel, dtype=sharded.dtype),
+            memory=[
+                Alloc(flat, "communication", padded),
+                *quantized.local(sharded, parameters, number=number, numel=numel),
+                Alloc(scale_buffer, "communication", scales),
+            ],
+        )
+        for nbytes, dtype in ((padded, quantized.BYTE), (scales, MASTER_DTYPE)):
+            ready = self.step.issue(
+                "all_gather", unit, stream="all_gather", waits=(ready,), group=group,
+                nbytes=nbytes, dtype=dtype, micro_batch=self.micro_batch,
+            )
+        self._gathers[number] = ready
+
+    def _new(self, fqn: str, number: int) -> str:
+        self._whole[fqn] = Buffer.of(fqn, f"gathered.{number}")
+        return self._whole[fqn]
+
+    def wait(self, gather: Gather) -> None:
+        """Compute waits for it; each of several parameters is copied into memory of its own."""
+        many = len(gather.parameters) > 1
+        numel = sum(parameter.numel for parameter in gather.parameters)
+        dtype, narrow = self.sharded.dtype, self.sharded.options.zero_quantized_weights
+        made = [
+            Alloc(
+                self._new(parameter.fqn, gather.number), "unsharded_parameters",
+                parameter.numel * self.sharded.element,
+            )
+            for parameter in (gather.parameters if many or narrow else ())
+        ]
+        source, memory = dtype, list[MemoryEvent](made)
+        if narrow:
+            padded = sum(map(self.sharded.padded_nbytes, gather.parameters))
+            source, memory = quantized.BYTE, [
+                *quantized.sent(gather.number),
+                *quantized.dequantized(
+                    self.sharded, made, number=gather.number,
+                    padded_numel=padded // self.sharded.element,
+                ),
+            ]
+        self._compute = self.step.issue(
+            "copy", f"gather.{gather.number}", waits=(self._gathers[gather.number],),
+            micro_batch=self.micro_batch, memory=memory,
+            kernels=(copy_kernel(numel, source=source, target=dtype),) if made else (),
+        )
+
+    def forget(self, gather: Gather) -> None:
+        """Free the flat buffer, once the modules of all its parameters have come."""
+        many = len(gather.parameters) > 1
+        if self.sharded.options.zero_quantized_weights:
+            for buffer in quantized.buffers(gather.number)[: 2 + many]:
+                self._free(buffer)
+        elif many:
+            self._free(Buffer.of(f"gather.{gather.number}", "flat"))
+
+    def release(self, parameter: Parameter) -> None:
+        """Free a parameter's memory, unless a backward needs it."""
+        buffer = self._whole.pop(parameter.fqn)
+        if not self._saved.get(buffer):
+            self._free(buffer)
+
+    def copy_secondary(self, parameter: Parameter) -> None:
+        """Copy this rank's larger shard, for which the host waits."""
+        sharded, numel = self.sharded, self.sharded.secondary_numel(parameter)
+        made = secondary_copy(sharded, parameter)
+        memory, host = placed([made], device=self.training.device)
+        copied = self.step.issue(
+            "copy", made.buffer, micro_batch=self.micro_batch, memory=memory, host=host,
+            kernels=(
+                fill_kernel(numel, dtype=sharded.dtype),
+                copy_kernel(numel, source=sharded.dtype, target=sharded.dtype),
+            ),
+        )
+        self.step.issue(
+            "host_wait", made.buffer, stream="host", waits=(copied,), micro_batch=self.micro_batch
+        )
+
+    def _free(self, buffer: str) -> None:
+        """Free by record_stream: the memory is free once compute has come so far."""
+        self.step.issue(
+            "free", ROOT, micro_batch=self.micro_batch, memory=[Free(buffer)]
+        )

@@ -1,0 +1,89 @@
+"""qwZ of ZeRO++: all-gathers of parameters in int8, with a float32 scale for each of its groups.
+
+A rank casts its shards to fp16, quantizes them, and gathers both. Whoever waits makes fp16 of them,
+and casts that. DeepSpeed has kernels for this on GPUs alone, so no real run here confirms it. Its
+own backward gathers from larger shards are in int8 too. Sources: deepspeed/runtime/zero/
+partition_parameters.py (CUDAQuantizer); Wang et al., "ZeRO++", arXiv 2306.10209, §3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from zsim.ir.buffers import Buffer
+from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
+from zsim.models.spec import Parameter
+from zsim.models.training_options import DTYPE_NBYTES
+from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel
+from zsim.strategies.deepspeed_engine.options import ALIGNMENT
+from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
+
+HALF, BYTE = "float16", "int8"
+HALF_NBYTES, SCALE_NBYTES = DTYPE_NBYTES[HALF], DTYPE_NBYTES[MASTER_DTYPE]
+MOST_GROUPED = 8000
+"""Elements that a group has at most."""
+
+
+def num_scales(numel: int) -> int:
+    """Groups of `numel` elements, as few as divide them evenly; a rest below 8 is padded."""
+    eighths = -(-numel // ALIGNMENT)
+    least = -(-eighths * ALIGNMENT // MOST_GROUPED)
+    sizes = range(eighths // least, 0, -1)
+    return eighths // next(size for size in sizes if not eighths % size)
+
+
+def buffers(number: int) -> tuple[str, str, str]:
+    """Buffers of gather `number` until it is forgotten: int8, scales, and fp16 of several."""
+    unit = f"gather.{number}"
+    return Buffer.of(unit, "flat"), Buffer.of(unit, "scales"), Buffer.of(unit, "wide")
+
+
+def local(
+    sharded: ShardedParameters, parameters: Sequence[Parameter], *, number: int, numel: int
+) -> list[MemoryEvent]:
+    """The quantization of a rank's `numel` elements of `parameters` before a gather; what it sends
+    lives until that is over."""
+    unit, made = f"gather.{number}", list[Alloc]()
+    if len(parameters) > 1:
+        made.append(Alloc(Buffer.of(unit, "cat"), "temporaries", numel * sharded.element))
+    if sharded.dtype != HALF:
+        made.append(Alloc(Buffer.of(unit, "half"), "temporaries", numel * HALF_NBYTES))
+    scales = num_scales(numel) * SCALE_NBYTES
+    return [
+        *made, Alloc(Buffer.of(unit, "sent"), "communication", numel),
+        Alloc(Buffer.of(unit, "sent_scales"), "communication", scales),
+        *(Free(alloc.buffer) for alloc in made),
+    ]
+
+
+def sent(number: int) -> list[Free]:
+    """The frees of what a rank has sent."""
+    unit = f"gather.{number}"
+    return [Free(Buffer.of(unit, "sent")), Free(Buffer.of(unit, "sent_scales"))]
+
+
+def kernels(numel: int, *, dtype: str) -> tuple[Kernel, ...]:
+    """The cast of `numel` elements of `dtype` to fp16, and their quantization, which reads twice.
+    """
+    cast = () if dtype == HALF else (copy_kernel(numel, source=dtype, target=HALF),)
+    return (*cast, Kernel("quantize", 4 * numel, (2 * HALF_NBYTES + 1) * numel, HALF))
+
+
+def dequantized(
+    sharded: ShardedParameters, made: Sequence[Alloc], *, number: int, padded_numel: int
+) -> Iterator[MemoryEvent]:
+    """fp16 of all that was gathered, and from it each of `made`, cast where that is another dtype.
+    """
+    wide = Alloc(buffers(number)[2], "communication", padded_numel * HALF_NBYTES)
+    yield wide
+    for alloc in made:
+        half = Alloc(Buffer.of(alloc.buffer, "half"), "temporaries", 0)
+        if len(made) > 1 and sharded.dtype != HALF:
+            nbytes = alloc.nbytes // sharded.element * HALF_NBYTES
+            half = Alloc(half.buffer, half.kind, nbytes)
+            yield half
+        yield alloc
+        if half.nbytes:
+            yield Free(half.buffer)
+    if len(made) == 1:
+        yield Free(wide.buffer)
