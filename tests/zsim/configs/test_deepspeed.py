@@ -95,8 +95,8 @@ def test_the_batch_of_all_ranks_tells_how_many_there_are(tmp_path):
     (changed(zero_optimization={"stage": 3, "stage3_max_live_params": 1}),
      "zero_optimization.stage3_max_live_params: unknown key, did you mean "
      "stage3_max_live_parameters?"),
-    (changed(zero_optimization={"stage": 3, "zero_quantized_weights": True}),
-     "zero_quantized_weights: expected false, found true"),
+    (changed(zero_optimization={"stage": 3, "zero_quantized_gradients": True}),
+     "zero_quantized_gradients: expected false, found true"),
     (changed(zero_optimization={"stage": 2, "cpu_offload": True}),
      'DeepSpeed calls it offload_optimizer = {"device": "cpu"} now'),
     (changed(optimizer={"type": "OneBitAdam", "params": {}}), "optimizer.name: expected"),

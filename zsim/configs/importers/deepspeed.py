@@ -107,8 +107,11 @@ def _sizes(zero: ConfigKeys, draft: Draft, *, stage: int) -> None:
     if stage < 3:
         draft.put("strategy.round_robin_gradients", zero.flag("round_robin_gradients"))
         zero.ignore("an option of stage 3", *SHARD_SIZES, "sub_group_size",
-                    *(key.removeprefix("stage3_") for key in SHARD_SIZES))
+                    *(key.removeprefix("stage3_") for key in SHARD_SIZES),
+                    "zero_hpz_partition_size", "zero_quantized_weights")
         return
+    draft.put("strategy.zero_hpz_partition_size", zero.whole("zero_hpz_partition_size"))
+    draft.put("strategy.zero_quantized_weights", zero.flag("zero_quantized_weights"))
     zero.ignore("an option of stages 1 and 2", "round_robin_gradients")
     for key in SHARD_SIZES:
         name = _alias(zero, key)
@@ -141,8 +144,7 @@ def _unmodelled(zero: ConfigKeys) -> None:
         ("stage3_module_granularity_threshold", 0), ("module_granularity_threshold", 0),
         ("stage3_use_all_reduce_for_fetch_params", False), ("parameter_alignment", False),
         ("use_all_reduce_for_fetch_params", False), ("allgather_sequential", False),
-        ("stage3_allgather_sequential", False), ("zero_hpz_partition_size", 1),
-        ("zero_quantized_weights", False), ("zero_quantized_nontrainable_weights", False),
+        ("stage3_allgather_sequential", False), ("zero_quantized_nontrainable_weights", False),
         ("zero_quantized_gradients", False), ("zeropp_loco_param", None), ("zenflow", None),
         ("leaf_module", None), ("mics_shard_size", -1),
         ("mics_hierarchical_params_gather", False), ("save_muon_momentum_buffer_in_memory", False),
