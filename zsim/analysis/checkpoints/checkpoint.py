@@ -55,7 +55,7 @@ def checkpoint(scenario: Scenario, *, to_ranks: int | None = None) -> Checkpoint
     """The scenario's checkpoint, loaded by its own ranks or by `to_ranks` that shard one copy.
 
     ScenarioError for what `checkpoint_checks` refuses. CheckpointError where a format cannot be
-    loaded by so many ranks, or a host has no room.
+    loaded by so many ranks, CheckpointMemoryError where a device or a host has no room.
     """
     if problems := tuple(checkpoint_checks.problems(scenario)):
         raise ScenarioError(tuple(f"{scenario.name}: {problem}" for problem in problems))

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zsim.analysis.checkpoints.reshard import CheckpointError
+from zsim.analysis.checkpoints.reshard import CheckpointMemoryError
 from zsim.analysis.checkpoints.save import STAGED
 from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.host import HostMemory, HostVerdict
 from zsim.engine.costs import Costs
 from zsim.engine.simulate import simulate
 from zsim.ir.host_ledger import replay_host
 from zsim.ir.ledger_replay import replay
 from zsim.ir.program import Program
-from zsim.memory.host import host_memory
+from zsim.memory.fits import FitsVerdict, MemoryVerdict, assess_program
 from zsim.scenario.scenario import Scenario
 
 WIDTHS = {"measured": 0.2, "calibrated": 0.2, "published": 0.3}
@@ -41,11 +42,14 @@ class CheckpointTime:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMemory:
     """Most bytes while a save or a load runs: on a device, in a rank's host memory, and in that of
-    the fullest node. Those that are held all the time are among them."""
+    the fullest node. Those that are held all the time are among them. Verdicts are of the device
+    and of the node."""
 
     device_bytes: int
     host_bytes: int
     node_host_bytes: int
+    on_device: FitsVerdict
+    on_host: HostVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +62,21 @@ class CheckpointPhase:
 
 
 def phase_of(scenario: Scenario, program: Program, name: str) -> CheckpointPhase:
-    """The phase `name` of a scenario's checkpoint; CheckpointError where a host has no room."""
+    """The phase `name` of a scenario's checkpoint; CheckpointMemoryError where a device or a host
+    has no room for it."""
     cluster = scenario.cluster
+    needed = assess_program(program, cluster, expandable_segments=scenario.expandable_segments)
+    if needed.on_device == "OOM":
+        raise _device_error(scenario, program, name, needed)
+    if needed.host is not None and needed.host.verdict == "OOM":
+        raise _host_error(cluster, name, needed.host)
     memory = CheckpointMemory(
         device_bytes=max(
             replay(rank, timeline=False)["steady"].peak_bytes for rank in program.ranks
         ),
         host_bytes=max(replay_host(rank)["steady"].peak_bytes for rank in program.ranks),
-        node_host_bytes=_in_host(program, cluster, name),
+        node_host_bytes=needed.host.offloaded_bytes if needed.host else 0,
+        on_device=needed.on_device, on_host=needed.host.verdict if needed.host else "FITS",
     )
     ends = [_times(program, scenario, each) for each in (cluster, *_ends_of_band(cluster))]
     (whole, blocking), (slow, slow_blocking), (fast, fast_blocking) = ends
@@ -76,20 +87,41 @@ def phase_of(scenario: Scenario, program: Program, name: str) -> CheckpointPhase
     return CheckpointPhase(program=program, time=time, memory=memory)
 
 
-def _in_host(program: Program, cluster: ClusterSpec, name: str) -> int:
-    """Bytes of host memory on the node that needs most; CheckpointError where it has less."""
-    needed = host_memory(program, cluster)
-    if needed is None:
-        return 0
-    if needed.verdict == "OOM":
-        raise CheckpointError(
-            where=f"checkpoint: {name}",
-            expected=f"host memory for {needed.offloaded_bytes:,} B on one node",
-            found=f"{needed.capacity_bytes:,} B in {cluster.name}",
-            remedy='format = "sharded" leaves each rank its own part, and needs least without '
-                   "asynchronous",
+def _device_error(
+    scenario: Scenario, program: Program, name: str, needed: MemoryVerdict
+) -> CheckpointMemoryError:
+    """A device that lacks room for the state itself, or for what is gathered beside it."""
+    device, chosen = scenario.cluster.device, scenario.checkpoint
+    state = max(
+        replay(rank, timeline=False)["construction"].end_bytes for rank in program.ranks
+    )
+    if state > needed.capacity.high:
+        remedy = (
+            f"the state of {scenario.strategy} alone is {state:,} B a rank between two steps: "
+            "shard it over more ranks, as fsdp2 and zero3 do, or offload it"
         )
-    return needed.offloaded_bytes
+    elif name == "save" and not chosen.cpu_offload:
+        remedy = "checkpoint.cpu_offload = true keeps what is gathered in rank 0's host memory"
+    else:
+        remedy = "more ranks leave each a smaller part of the state"
+        if chosen.format == "consolidated":
+            remedy = f'format = "sharded" gathers nothing; {remedy}'
+    return CheckpointMemoryError(
+        where=f"checkpoint: {name}: OOM",
+        expected=f"device memory for {needed.needed.low:,} B on rank {needed.rank}",
+        found=f"{needed.capacity.nbytes:,} B of {device.name} in {scenario.cluster.name}",
+        remedy=remedy,
+    )
+
+
+def _host_error(cluster: ClusterSpec, name: str, needed: HostMemory) -> CheckpointMemoryError:
+    return CheckpointMemoryError(
+        where=f"checkpoint: {name}: OOM",
+        expected=f"host memory for {needed.offloaded_bytes:,} B on one node",
+        found=f"{needed.capacity_bytes:,} B in {cluster.name}",
+        remedy='format = "sharded" leaves each rank its own part, and needs least without '
+               "asynchronous",
+    )
 
 
 def _ends_of_band(cluster: ClusterSpec) -> tuple[ClusterSpec, ClusterSpec]:

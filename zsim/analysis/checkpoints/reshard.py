@@ -19,6 +19,12 @@ class CheckpointError(ZsimError):
     """A checkpoint that cannot be written, or from which ranks cannot load what they hold."""
 
 
+class CheckpointMemoryError(CheckpointError):
+    """A save or a load for which a device or a host has no room."""
+
+    exit_code = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """The elements `interval` of `parameter`, at element `source` of `file` and `destination` of

@@ -25,7 +25,7 @@ LEAST_PART = 1000
 
 
 def shown(options: argparse.Namespace) -> int:
-    """`zsim checkpoint`: 0."""
+    """`zsim checkpoint`: 0; CheckpointMemoryError where it is OOM, which exits with 1."""
     scenario = load_one(options.scenario)
     warned(scenario)
     with report.progress(f"{scenario.name}: saved and loaded"):
@@ -84,8 +84,9 @@ def _time(phase: CheckpointPhase) -> str:
 def _memory(phase: CheckpointPhase) -> str:
     memory = phase.memory
     return (
-        f"device {format_bytes(memory.device_bytes)}, host {format_bytes(memory.host_bytes)} of a "
-        f"rank, {format_bytes(memory.node_host_bytes)} of a node"
+        f"device {format_bytes(memory.device_bytes)} {memory.on_device}, host "
+        f"{format_bytes(memory.host_bytes)} of a rank, {format_bytes(memory.node_host_bytes)} of a "
+        f"node {memory.on_host}"
     )
 
 
@@ -141,4 +142,5 @@ def _phase_object(phase: CheckpointPhase) -> dict[str, Any]:
         "blocking_band_ns": list(time.blocking_band_ns),
         "peak_device_bytes": memory.device_bytes, "peak_host_bytes": memory.host_bytes,
         "peak_node_host_bytes": memory.node_host_bytes,
+        "device_verdict": memory.on_device, "host_verdict": memory.on_host,
     }

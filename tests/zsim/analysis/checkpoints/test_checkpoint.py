@@ -11,7 +11,7 @@ import pytest
 from zsim.analysis.checkpoints.checkpoint import CheckpointReport, checkpoint
 from zsim.analysis.checkpoints.dcp_plan import written
 from zsim.analysis.checkpoints.file_reads import file_reads
-from zsim.analysis.checkpoints.reshard import CheckpointError
+from zsim.analysis.checkpoints.reshard import CheckpointError, CheckpointMemoryError
 from zsim.analysis.checkpoints.save import batches
 from zsim.analysis.checkpoints.schedule import schedule_of
 from zsim.analysis.checkpoints.state import state_of
@@ -126,7 +126,7 @@ def test_a_consolidated_save_is_gathers_copies_and_one_file_in_turn() -> None:
 def test_a_consolidated_state_is_whole_on_rank_0s_host_or_on_every_device() -> None:
     """Ψ in float32 with both moments: 12Ψ, and 4 B for each step counter on the host."""
     offloaded, kept = (
-        checkpoint(scenario(format="consolidated", cpu_offload=offload))
+        checkpoint(scenario(cluster="dgx-h200", format="consolidated", cpu_offload=offload))
         for offload in (True, False)
     )
     state, largest = 12 * state_sum(kept), 4 * 32_000 * 4096
@@ -275,8 +275,27 @@ def test_deepspeeds_states_load_on_as_many_ranks_alone() -> None:
 def test_a_host_that_is_too_small_for_rank_0s_gather_is_refused() -> None:
     own = scenario(format="consolidated")
     host = replace(own.cluster.host, memory=64 * GB)
-    with pytest.raises(CheckpointError, match=r"host memory for 80,\d{3},\d{3},\d{3} B on one"):
+    with pytest.raises(
+        CheckpointMemoryError, match=r"OOM: expected host memory for 80,\d{3},\d{3},\d{3} B on one"
+    ):
         checkpoint(own.with_parts(cluster=replace(own.cluster, host=host)))
+
+
+@pytest.mark.parametrize(("tables", "remedy"), [
+    ({"strategy": "ddp"}, r"the state of ddp alone is 107,8\d\d,\d{3},\d{3} B a rank"),
+    ({"format": "consolidated", "cpu_offload": False}, r"checkpoint\.cpu_offload = true keeps"),
+], ids=["ddp", "gathered"])
+def test_a_device_that_is_too_small_for_a_save_is_oom_with_exit_code_1(
+    tables: dict[str, Any], remedy: str
+) -> None:
+    """16Ψ of ddp with its buckets, or 12Ψ gathered beside 12Ψ/8: over 80 GB, and under 141 GB."""
+    own = scenario(cluster="dgx-a100", **tables)
+    with pytest.raises(
+        CheckpointMemoryError, match=rf"checkpoint: save: OOM: .* device memory .*; {remedy}"
+    ) as caught:
+        checkpoint(own)
+    assert caught.value.exit_code == 1
+    assert checkpoint(scenario(cluster="dgx-h200", **tables)).save.memory.on_device == "FITS"
 
 
 def test_a_missing_shard_and_other_shapes_are_named() -> None:
