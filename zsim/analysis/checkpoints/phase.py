@@ -97,8 +97,8 @@ def _device_error(
     )
     if state > needed.capacity.high:
         remedy = (
-            f"the state of {scenario.strategy} alone is {state:,} B a rank between two steps: "
-            "shard it over more ranks, as fsdp2 and zero3 do, or offload it"
+            f"the state of {scenario.strategy} alone is {state:,} B a rank: shard it over more "
+            "ranks, as fsdp2 and zero3 do, or offload it"
         )
     elif name == "save" and not chosen.cpu_offload:
         remedy = "checkpoint.cpu_offload = true keeps what is gathered in rank 0's host memory"
