@@ -56,8 +56,10 @@ def _rate(kernel: Kernel, cluster: ClusterSpec) -> int:
 
 
 def threads_of(cluster: ClusterSpec) -> int | Fraction:
-    """Whole cores of a node for each of its ranks, or a share of one where ranks are more; 0 where
-    the file does not say."""
+    """Whole cores of a node for each of its ranks, or a share of one where ranks are more.
+
+    0 where the file does not say.
+    """
     cores, ranks = cluster.host.cores, neighbours(cluster)
     return cores // ranks if cores >= ranks else Fraction(cores, ranks)
 
