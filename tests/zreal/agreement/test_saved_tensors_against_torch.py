@@ -107,9 +107,12 @@ def test_torch_s_own_hook_copies_parameters_and_inputs_too() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("what", ["saved_tensors", INPUTS])
-def test_draws_of_the_matrix_save_on_the_host_as_predicted(what: str) -> None:
-    """Each fourth draw of the memory matrix on up to four ranks, with every option that it has."""
+@pytest.mark.parametrize(("what", "expected"), [("saved_tensors", 80), (INPUTS, 37)])
+def test_draws_of_the_matrix_save_on_the_host_as_predicted(
+    what: str, expected: int
+) -> None:
+    """Each fourth draw of the memory matrix on up to four ranks, with every option that it has. All
+    117 were exact with torch 2.13, in three minutes of CPU time."""
     texts = [
         text for text in matrix()
         if any(f"ranks = {ranks} }}" in text for ranks in (1, 2, 3, 4)) and "traced" not in text
@@ -123,5 +126,4 @@ def test_draws_of_the_matrix_save_on_the_host_as_predicted(what: str) -> None:
         done += 1
         if details := inexact(case):
             wrong[text] = details
-    assert wrong == {}
-    print(f"{done} draws of {len(texts)} are exact")  # noqa: T201
+    assert (wrong, done) == ({}, expected)
