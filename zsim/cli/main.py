@@ -215,6 +215,9 @@ def parser() -> arguments.Parser:
         help="least time (default), fewest GPU hours, or fewest GPUs",
     )
     plan.add_argument(
+        "--all", action="store_true", help="every other candidate too, with the reason against it"
+    )
+    plan.add_argument(
         "-o", "--out", metavar="FILE.toml", type=arguments.path, default=None,
         help="write the scenario to take",
     )

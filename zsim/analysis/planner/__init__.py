@@ -14,7 +14,7 @@ from zsim.analysis.advice import ways_of
 from zsim.analysis.fit import MUCH_FASTER
 from zsim.analysis.planner.bounds import least_bytes, least_ns
 from zsim.analysis.planner.option import Option, dominates
-from zsim.analysis.planner.space import PlanCase, Refused, cases, space_of
+from zsim.analysis.planner.space import UP_TO, PlanCase, Refused, cases, space_of
 from zsim.analysis.planner.table import Plan, Request
 from zsim.errors import ArgumentError, shown
 from zsim.io.arguments import described
@@ -49,14 +49,14 @@ def plan_for(
     fault_support.require_none(scenario, purpose="a plan of training")
     request = _request(tokens=tokens, days=days, price=price, budget=budget, goal=goal)
     space = space_of(
-        scenario, nodes=nodes, micro_batches=micro_batches, global_batch=global_batch,
-        vary=vary,
+        scenario, nodes=UP_TO if goal == "smallest" and not nodes else nodes,
+        micro_batches=micro_batches, global_batch=global_batch, vary=vary,
     )
     told = list(cases(scenario, space))
     refused = [each for each in told if isinstance(each, Refused)]
     able = [each for each in told if isinstance(each, PlanCase)]
     options: list[Option] = []
-    for batch in _batches(able, options, refused):
+    for batch in _batches(able, options, refused, request):
         say(f"{len(options) + len(refused):,} of {len(told):,} candidates")
         tried = ways_of([((case.name,), case.scenario) for case in batch])
         for case, way in zip(batch, tried, strict=True):
@@ -104,22 +104,24 @@ def _request(
 
 
 def _batches(
-    able: Sequence[PlanCase], options: Sequence[Option], refused: list[Refused]
+    able: Sequence[PlanCase], options: Sequence[Option], refused: list[Refused], request: Request
 ) -> Iterator[list[PlanCase]]:
-    """Cases that no bound rules out, those that are quickest at best first. What is ruled out goes
-    to `refused`."""
+    """Cases that no bound rules out, those that are quickest at best first, or smallest where the
+    fewest GPUs are asked for. What is ruled out goes to `refused`."""
+    smallest = request.goal == "smallest"
     waiting = sorted(
         ((least_ns(case.scenario), least_bytes(case.scenario), number, case)
-         for number, case in enumerate(able)), key=lambda entry: entry[:3],
+         for number, case in enumerate(able)),
+        key=lambda entry: (entry[3].gpus if smallest else 0, *entry[:3]),
     )
     while waiting:
         batch: list[PlanCase] = []
         rest = []
         for entry in waiting:
             ns, nbytes, _, case = entry
-            if reason := _ruled_out(case, ns, nbytes, options):
+            if reason := _ruled_out(case, ns, nbytes, options, request):
                 refused.append(Refused(case.name, reason))
-            elif len(batch) < AT_ONCE:
+            elif len(batch) < AT_ONCE and not (smallest and batch and batch[0].gpus < case.gpus):
                 batch.append(case)
             else:
                 rest.append(entry)
@@ -128,12 +130,21 @@ def _batches(
             yield batch
 
 
-def _ruled_out(case: PlanCase, ns: int, nbytes: int, options: Sequence[Option]) -> str:
+def _ruled_out(
+    case: PlanCase, ns: int, nbytes: int, options: Sequence[Option], request: Request
+) -> str:
     """The reason for which `case` is neither on the front nor has room, by its bounds; or ""."""
+    if request.days and (days := request.days_of(case.scenario, ns)) > request.days:
+        return f"{days:,.1f} days at its peak rate, where {request.days:g} are asked"
     there = device_capacity(case.scenario.cluster).high
     if nbytes > there:
         return f"OOM: states alone are {format_bytes(nbytes)} of {format_bytes(there)}"
     for option in options:
+        if (
+            request.goal == "smallest" and option.gpus < case.gpus
+            and option.memory.verdict == "FITS" and not _beyond(option, request)
+        ):
+            return f"more GPUs than {option.name}, which fits"
         if (
             option.memory.verdict == "FITS" and option.gpus <= case.gpus
             and option.step_time_ns <= ns and option.memory.needed.nbytes <= nbytes

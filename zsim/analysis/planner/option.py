@@ -10,6 +10,7 @@ from zsim.io.units import format_bytes
 from zsim.memory.fits import MemoryVerdict
 from zsim.runs import metrics
 from zsim.scenario.scenario import Scenario
+from zsim.scenario.tables import to_toml
 
 DAY_S = 86_400
 
@@ -57,6 +58,14 @@ class Option:
     def gpu_hours(self, tokens: float) -> float:
         """Hours of a GPU, summed over all, for so many tokens."""
         return self.days(tokens)[0] * 24 * self.gpus
+
+    def to_toml(self) -> str:
+        """The scenario as a file, without what another scenario was expected to do."""
+        kept = {
+            name: table for name, table in self.scenario.to_dict().items()
+            if name not in ("expect", "description") and table != {}
+        }
+        return to_toml(kept)
 
     def to_dict(self) -> dict[str, Any]:
         """The option as `zsim plan --json` prints it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from math import lcm
 from typing import Any
 
 from zsim.analysis import fit
@@ -21,6 +22,10 @@ from zsim.strategies import STRATEGIES
 
 MAX_SIZES = 256
 """Most combinations of nodes, micro-batch and other keys; each has some 18 strategies."""
+
+
+UP_TO = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Numbers of nodes among which the smallest cluster is sought, where none are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +74,9 @@ def space_of(
 ) -> Space:
     """The space that was asked for.
 
-    By default nodes and global batch are the scenario's. Micro-batches are the powers of two that
-    the global batch has room for, and the scenario's. ArgumentError for sizes that are none,
+    By default nodes and global batch are the scenario's, or the least multiple of its batch that
+    all `nodes` divide. Micro-batches are the powers of two that the global batch has room for, and
+    the scenario's. ArgumentError for sizes that are none,
     SweepError for keys to `vary` without a list of values.
     """
     varied = axes_of(vary, where="vary") if vary else Axes({})
@@ -78,6 +84,8 @@ def space_of(
     whole = batch.micro_batch * batch.accumulation * scenario.world_size
     if global_batch is not None:
         whole = global_batch
+    elif all(type(size) is int and 1 <= size <= MAX_SIZES for size in nodes):
+        whole = lcm(whole, *(size * scenario.cluster.devices_per_node for size in nodes))
     asked = {"nodes": nodes, "micro_batches": micro_batches, "global_batch": (whole,)}
     for where, sizes in asked.items():
         if any(type(size) is not int or size < 1 for size in sizes):

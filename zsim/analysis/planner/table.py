@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zsim.analysis.fit_table import SURER
-from zsim.analysis.planner.option import Option, dominates
+from zsim.analysis.planner.option import DAY_S, Option, dominates
 from zsim.analysis.planner.space import Space
 from zsim.io.data_frame import data_frame
 from zsim.io.html_table import html_table
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
+from zsim.runs import metrics
 from zsim.scenario.scenario import Scenario
 
 MOST_LINES = 12
@@ -34,6 +35,11 @@ class Request:
     budget: float | None
     goal: str
 
+    def days_of(self, scenario: Scenario, step_ns: int) -> float:
+        """Days for the tokens by steps of `step_ns`; 0 where no tokens are named."""
+        trained = metrics.tokens(scenario) * scenario.world_size
+        return (self.tokens or 0.0) / trained * step_ns / 1e9 / DAY_S
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
@@ -49,11 +55,21 @@ class Plan:
 
     @property
     def front(self) -> tuple[Option, ...]:
-        """The options that fit and that no other one beats in GPUs, memory and time together."""
-        able = [each for each in self.options if each.memory.verdict == "FITS"]
+        """The options that fit, in the days and the budget asked for, and that no other one beats
+        in GPUs, memory and time together."""
+        able = [
+            each for each in self.options
+            if each.memory.verdict == "FITS" and not each.reason.endswith(" are asked")
+        ]
         return tuple(
             each for each in able if not any(dominates(other, each) for other in able)
         )
+
+    @property
+    def reasons(self) -> tuple[tuple[str, str], ...]:
+        """Every candidate but the one to take, with the reason against it."""
+        told = ((each.name, each.reason) for each in self.options if each is not self.recommended)
+        return (*told, *self.refused)
 
     @property
     def alike(self) -> tuple[Option, ...]:
@@ -117,10 +133,12 @@ class Plan:
 
 
 def _lines(plan: Plan) -> Iterator[str]:
-    request, space = plan.request, plan.space
+    request, space, batch = plan.request, plan.space, plan.scenario.batch
+    own = batch.micro_batch * batch.accumulation * plan.scenario.world_size
+    chosen = "" if space.global_batch == own else f", not {own:,}; --global-batch sets them"
     yield (
         f"{plan.scenario.name}: {request.goal} way to train {plan.scenario.model.name}, "
-        f"{space.global_batch:,} sequences a step"
+        f"{space.global_batch:,} sequences a step{chosen}"
     )
     front, days = plan.front, f" {'days':>7}" if request.tokens else ""
     shown = _shown(plan, front)
@@ -171,6 +189,7 @@ def _kind(reason: str) -> str:
     heads = {
         "OOM: states": "OOM by parameters, gradients and optimizer states alone", "OOM": "OOM",
         "no better": "no better than another in GPUs, memory or time", "TIGHT": "TIGHT",
+        "more GPUs than": "need more GPUs than what fits",
         "at its peak": "slower at the device's peak rate than another is",
     }
     head = next((text for begin, text in heads.items() if reason.startswith(begin)), "")
@@ -183,11 +202,11 @@ def _kind(reason: str) -> str:
 
 def _verdict(plan: Plan) -> Iterator[str]:
     taken, request = plan.recommended, plan.request
-    if not plan.options and plan.refused:
+    late = any(reason.endswith(" are asked") for _, reason in plan.reasons)
+    if not plan.options and plan.refused and not late:
         yield f"nothing could be tried: {plan.refused[0][0]}: {plan.refused[0][1]}"
         return
     if taken is None:
-        late = any("are asked" in each.reason for each in plan.options)
         remedy = "more nodes, or more days" if late else "more nodes, or smaller micro-batches"
         yield f"nothing fits{' in time and budget' if late else ''}: try {remedy}"
         return

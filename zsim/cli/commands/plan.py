@@ -29,8 +29,10 @@ def planned(options: argparse.Namespace) -> int:
         report.write_json(plan.to_dict())
     else:
         for line in str(plan).splitlines():
-            report.say(line)
+            report.say_wrapped(line)
+        for name, reason in plan.reasons if options.all else ():
+            report.say_wrapped(f"   {name}: {reason}")
     if out and plan.recommended:
-        files.write(out, plan.recommended.scenario.to_toml())
+        files.write(out, plan.recommended.to_toml())
         report.wrote(out, "; zsim run simulates it")
     return 0 if plan.recommended else 1

@@ -108,6 +108,17 @@ def say(text: str) -> None:
     sys.stdout.write(shown + "\n")
 
 
+def say_wrapped(text: str) -> None:
+    """A line for people in the width of the terminal; what does not fit is indented below it."""
+    width = max(60, get_terminal_size((100, 24)).columns)
+    lines = [text] if len(text) <= width else wrap(
+        text, width, subsequent_indent="      ", break_long_words=False, break_on_hyphens=False,
+        replace_whitespace=False,
+    )
+    for line in lines:
+        say(line)
+
+
 def print_runs(
     runs: Sequence[Run | UnendedRun], failures: Sequence[tuple[str, ZsimError]], *, as_json: bool,
     several: bool,

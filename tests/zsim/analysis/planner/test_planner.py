@@ -114,7 +114,7 @@ def test_days_leave_out_what_is_slower(plan: zsim.Plan) -> None:
         days=1.1 * fastest, price=2.0, goal="smallest",
     )
     assert late.recommended.gpus == 16
-    assert any("days, where" in option.reason for option in late.options)
+    assert any(reason.endswith(" are asked") for _, reason in late.reasons)
     assert "at 2 an hour" in str(late)
     never = zsim.plan_for(
         SMALL, micro_batches=[1], global_batch=32, tokens=tokens, days=fastest / 9
@@ -211,3 +211,35 @@ def test_a_varied_key_without_values_is_told(
 def test_a_budget_needs_tokens_and_a_price() -> None:
     with pytest.raises(zsim.ZsimError, match="budget: expected tokens and price as well"):
         zsim.plan_for(SMALL, budget=100)
+
+
+def test_the_smallest_cluster_in_time_is_sought_without_a_list_of_sizes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """One command gives the answer of all sizes; its file expects nothing."""
+    days = 1.2 * zsim.plan_for(SMALL, nodes=[4], global_batch=64).recommended.days(1e12)[0]
+    path, out = tmp_path / "small.toml", tmp_path / "best.toml"
+    path.write_text(SMALL.with_(expect={"peak_memory": "<= 1 GiB"}).to_toml())
+    asked = ["plan", str(path), "--global-batch", "64", "--goal", "smallest", "--tokens", "1e12",
+             "--days", f"{days:.3f}"]
+    assert main([*asked, "-o", str(out), "--all"]) == 0
+    text = capsys.readouterr().out
+    assert "more GPUs than" in text
+    best = zsim.load(out)
+    assert best.expect == ()
+    every = zsim.plan_for(SMALL, nodes=[1, 2, 4, 8], global_batch=64, tokens=1e12, days=days)
+    in_time = [each for each in every.front if each.days(1e12)[0] <= days]
+    assert best.world_size == min(each.gpus for each in in_time)
+
+
+def test_the_global_batch_is_one_that_all_nodes_divide() -> None:
+    plan = zsim.plan_for(SMALL, nodes=[1, 3], micro_batches=[1])
+    assert plan.space.global_batch == 24
+    assert {option.gpus for option in plan.options} == {8, 24}
+
+
+def test_what_is_too_slow_is_on_no_front() -> None:
+    fastest = zsim.plan_for(SMALL, nodes=[1, 2]).recommended
+    plan = zsim.plan_for(SMALL, nodes=[1, 2], tokens=1e12, days=1.05 * fastest.days(1e12)[0])
+    assert plan.front
+    assert all(each.days(1e12)[0] <= plan.request.days for each in plan.front)
