@@ -15,6 +15,7 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.models.spec import ModelSpec
 from zsim.strategies.building.training import Training
+from zsim.strategies.deepspeed_engine import config_keys
 from zsim.strategies.deepspeed_engine import options as engine_options
 from zsim.strategies.deepspeed_engine.offload.partitioned import pinned
 from zsim.strategies.deepspeed_engine.options import ReplicaOptions
@@ -56,7 +57,7 @@ STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_shard",), formula=Formula("zero2"),
     problems=engine_options.problems, model_problems=engine_options.model_problems,
     steps_two_bytes=False, masters_of_cast=True, hooks=True, syncs=("every",), sums_losses=False,
-    elsewhere=engine_options.ELSEWHERE, num_distinct_ranks=num_distinct_ranks,
+    elsewhere=config_keys.OF_REPLICAS, num_distinct_ranks=num_distinct_ranks,
     num_groups=num_groups, over_all_ranks="deepspeed2", saves="engine",
     offloadable=("optimizer",), pinned=pinned,
 )

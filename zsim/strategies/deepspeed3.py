@@ -23,6 +23,7 @@ from zsim.ir.sharding import shard_size
 from zsim.models.spec import ModelSpec
 from zsim.strategies.building.step_builder import StepBuilder, rank_program
 from zsim.strategies.building.training import Training
+from zsim.strategies.deepspeed_engine import config_keys
 from zsim.strategies.deepspeed_engine import options as engine_options
 from zsim.strategies.deepspeed_engine.offload.sharded import OffloadedShardedStep, pinned
 from zsim.strategies.deepspeed_engine.options import ShardOptions
@@ -129,7 +130,7 @@ STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_shard",), formula=Formula("zero3"),
     problems=engine_options.shard_problems, model_problems=engine_options.shard_model_problems,
     steps_two_bytes=False, masters_of_cast=True, hooks=True, syncs=("every",), sums_losses=False,
-    elsewhere=engine_options.ELSEWHERE, num_distinct_ranks=num_distinct_ranks,
+    elsewhere=config_keys.OF_SHARDS, num_distinct_ranks=num_distinct_ranks,
     num_groups=num_groups, over_all_ranks="deepspeed3", saves="engine", stepped=stepped,
     offloadable=("optimizer", "parameters"), pinned=pinned,
 )

@@ -1,8 +1,8 @@
-"""Options of DeepSpeed 0.19 by the names that its config has, and those that it has elsewhere."""
+"""Options of DeepSpeed 0.19 by the names that its config has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from zsim.autograd.traced.model import TracedModel
@@ -14,30 +14,6 @@ from zsim.models.training_options import Optimizer
 
 VERSION = "0.19"
 """The DeepSpeed that these strategies follow."""
-
-REMOVED = f"expected a key of DeepSpeed {VERSION}, which refuses this one of an older version"
-UNMODELLED = f"a key of DeepSpeed {VERSION} that zsim does not model; leave it out"
-MICS = f"{REMOVED}: it ended with 0.19.7; hsdp shards over a part of the ranks likewise"
-ELSEWHERE: Mapping[str, str] = {
-    "communication_data_type": "this is precision.reduce",
-    "gradient_clipping": "this is optimizer.clip_norm",
-    "gradient_accumulation_steps": "this is batch.accumulation",
-    "train_micro_batch_size_per_gpu": "this is batch.micro_batch",
-    "stage": "this is the strategy's name: deepspeed1, deepspeed2 or deepspeed3",
-    "cpu_offload": f"{REMOVED}; {VERSION} calls it offload_optimizer",
-    "cpu_offload_params": f"{REMOVED}; {VERSION} calls it offload_param",
-    "stage3_max_live_params": f"{REMOVED}; {VERSION} calls it stage3_max_live_parameters",
-    "grad_accum_dtype": UNMODELLED,
-    "use_multi_rank_bucket_allreduce": UNMODELLED,
-    "parameter_alignment": UNMODELLED,
-    "legacy_stage1": f"{REMOVED}: it ended with 0.5.9",
-    "zero_quantized_gradients": "qgZ of ZeRO++, whose all-to-alls are not modelled; leave it out",
-    "mics_shard_size": MICS,
-    "mics_hierarchical_params_gather": MICS,
-    "zero_quantized_nontrainable_weights": UNMODELLED,
-    "memory_efficient_linear": "zsim models and observes false, which is torch's own linear",
-}
-"""Keys of DeepSpeed's config that are no option here, and the reason."""
 
 MOST_ELEMENTS = 10**12
 """The largest size of an option, in elements."""

@@ -1,0 +1,83 @@
+"""Keys of DeepSpeed's config that are no options of its strategies: the scenario's own key instead,
+or the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zsim.strategies.deepspeed_engine.options import VERSION
+
+_REMOVED = f"expected a key of DeepSpeed {VERSION}, which refuses this one of an older version"
+_UNMODELLED = f"a key of DeepSpeed {VERSION} that zsim does not model; leave it out"
+_MICS = f"{_REMOVED}: it ended with 0.19.7; hsdp shards over a part of the ranks likewise"
+_LOADED = "an option of checkpoints, which changes no step; leave it out (zsim checkpoint)"
+_CHECK = "a check or a log, which changes no step; leave it out"
+_SCALE = (
+    'scales of the loss change no byte and no time; precision.parameters = "fp16" has one, leave '
+    "this out"
+)
+_OFFLOADED = 'this is the table offload: offload = { optimizer = "cpu", adam = "deepspeed" }'
+_PARAMETERS = 'this is offload.parameters = "cpu" of deepspeed3, beside offload.optimizer = "cpu"'
+_MODEL_BOUND = (
+    "zsim models the default, parameters that stay whole without a bound on their sum; leave it "
+    "out, or lower stage3_param_persistence_threshold"
+)
+_BOTH: Mapping[str, str] = {
+    "communication_data_type": "this is precision.reduce",
+    "gradient_clipping": "this is optimizer.clip_norm",
+    "gradient_accumulation_steps": "this is batch.accumulation",
+    "train_micro_batch_size_per_gpu": "this is batch.micro_batch",
+    "train_batch_size": "this is batch.micro_batch times batch.accumulation times the ranks",
+    "stage": "this is the strategy's name: deepspeed1, deepspeed2 or deepspeed3",
+    "zero_optimization": "its keys are the strategy's own, beside its name",
+    "fp16": 'this is precision.parameters = "fp16"',
+    "bf16": 'this is precision.parameters = "bf16"',
+    **dict.fromkeys((
+        "loss_scale", "loss_scale_window", "initial_scale_power", "hysteresis", "min_loss_scale",
+        "consecutive_hysteresis",
+    ), _SCALE),
+    "offload_optimizer": _OFFLOADED,
+    "cpu_offload": f"{_OFFLOADED}; DeepSpeed {VERSION} calls it offload_optimizer",
+    "cpu_offload_use_pin_memory": "this is offload.pin_memory",
+    "offload_param": _PARAMETERS,
+    "cpu_offload_param": f"{_PARAMETERS}; DeepSpeed {VERSION} calls it offload_param",
+    "cpu_offload_params": f"{_REMOVED}; {VERSION} calls it offload_param",
+    "stage3_max_live_params": f"{_REMOVED}; {VERSION} calls it stage3_max_live_parameters",
+    "legacy_stage1": f"{_REMOVED}: it ended with 0.5.9",
+    "zeropp_loco_param": f"{_REMOVED}: it ended within {VERSION}, and zsim does not model it",
+    "mics_shard_size": _MICS,
+    "mics_hierarchical_params_gather": _MICS,
+    "memory_efficient_linear": "zsim models and observes false, which is torch's own linear",
+    "zero_quantized_gradients": "qgZ of ZeRO++, whose all-to-alls are not modelled; leave it out",
+    **dict.fromkeys((
+        "elastic_checkpoint", "load_from_fp32_weights", "pipeline_loading_checkpoint",
+        "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save",
+    ), _LOADED),
+    **dict.fromkeys((
+        "ignore_unused_parameters", "log_trace_cache_warnings", "enable_sanity_checks",
+    ), _CHECK),
+    **dict.fromkeys((
+        "grad_accum_dtype", "use_multi_rank_bucket_allreduce", "parameter_alignment",
+        "compute_grad_norm", "override_module_apply", "zero_quantized_nontrainable_weights",
+        "leaf_module", "zenflow", "super_offload", "save_muon_momentum_buffer_in_memory",
+        "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
+    ), _UNMODELLED),
+}
+OF_REPLICAS: Mapping[str, str] = {
+    **_BOTH,
+    **dict.fromkeys((
+        "stage3_prefetch_bucket_size", "stage3_max_live_parameters", "stage3_max_reuse_distance",
+        "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
+        "stage3_module_granularity_threshold", "sub_group_size", "zero_hpz_partition_size",
+        "zero_quantized_weights",
+    ), "an option of stage 3, which stages 1 and 2 do not read; leave it out, or take deepspeed3"),
+}
+"""Keys that stages 1 and 2 do not have."""
+OF_SHARDS: Mapping[str, str] = {
+    **_BOTH,
+    "round_robin_gradients": "an option of stages 1 and 2, which stage 3 does not read; leave it "
+                             "out",
+    "check_grad_overflow": "zsim models it at stages 1 and 2; leave it out",
+    "stage3_model_persistence_threshold": _MODEL_BOUND,
+}
+"""Keys that stage 3 does not have."""
