@@ -122,7 +122,7 @@ def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         kind = STRATEGIES[strategy]
         beside = kind.formula.stage == own.formula.stage and scenario.strategy not in LADDER
         for mesh, groups in _meshes(scenario, strategy):
-            has_mesh = mesh is None or "dp_replicate" in own.axes
+            has_mesh = mesh is None or len(own.axes) > 1
             for name in (scenario.strategy, strategy) if beside and has_mesh else (strategy,):
                 if (name, mesh) not in seen:
                     seen.add((name, mesh))
