@@ -18,6 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No test reads what its user's machine was measured to do, or writes there.
 os.environ["ZSIM_CACHE"] = tempfile.mkdtemp(prefix="zsim-cache-")
 os.environ["ZSIM_NO_CALIBRATE"] = "1"
+# pytest imports readline, which sets it behind Python's back: what tests start would wrap its lines
+os.environ.pop("COLUMNS", None)
+os.unsetenv("COLUMNS")
 
 collect_ignore = ["user_project"]
 """A project of its own, whose tests test_user_project.py runs in sessions of theirs."""

@@ -131,6 +131,13 @@ def json_option(command: argparse.ArgumentParser) -> None:
                                                              "output, nothing else there")
 
 
+def verbose_option(command: argparse.ArgumentParser) -> None:
+    """Add --verbose to `command`."""
+    command.add_argument(
+        "-v", "--verbose", action="store_true", help="sizes in bytes, not only in MiB and GiB"
+    )
+
+
 def setting(text: str) -> tuple[str, Any]:
     """A scenario's key and its value in TOML, as optimizer.clip_norm=1.0; text needs no quotes."""
     import tomllib  # --help is to be quick

@@ -148,6 +148,7 @@ def parser() -> arguments.Parser:
     compare.add_argument("predicted", type=arguments.path, metavar="RUN_A.json")
     compare.add_argument("measured", type=arguments.path, metavar="RUN_B.json")
     _require(compare)
+    arguments.verbose_option(compare)
     arguments.json_option(compare)
     show = commands.add_parser(
         "show", help="the mesh, its routes, the Program and the memory of a scenario",
@@ -388,6 +389,7 @@ def _require(command: argparse.ArgumentParser) -> None:
 
 
 def _how(command: argparse.ArgumentParser) -> None:
+    arguments.verbose_option(command)
     command.add_argument(
         "--ranks", type=arguments.ranks, metavar="0,7",
         help="the ranks to observe (default: first and last)",

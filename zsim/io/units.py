@@ -174,6 +174,27 @@ def format_bytes(nbytes: int) -> str:
     return f"{nbytes:,} B"
 
 
+_EXACT = re.compile(
+    r"(?<![\d,.])(?P<low>\d{1,3}(?:,\d{3}){2,8})(?: B)? to (?P<high>\d{1,3}(?:,\d{3}){2,8}) B\b"
+    r"|(?<![\d,.])(?P<one>\d{1,3}(?:,\d{3}){2,8}) B\b(?: \([\d,.]+ [MGT]iB\))?"
+)
+
+
+def rounded_sizes(text: str) -> str:
+    """`text` with its bytes as `format_bytes` has them.
+
+    >>> rounded_sizes("exact    3,221,225,472 B on rank 0, 212,872 B on rank 1")
+    'exact    3.00 GiB on rank 0, 212,872 B on rank 1'
+    """
+    def size(digits: str) -> str:
+        return format_bytes(int(digits.replace(",", "")))
+
+    return _EXACT.sub(
+        lambda match: size(match["one"]) if match["one"]
+        else f"{size(match['low'])} to {size(match['high'])}", text
+    )
+
+
 def format_time(ns: int) -> str:
     """The text of a time: ns, or us, ms or s with three decimals.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from xml.etree import ElementTree as Xml
 
@@ -182,8 +183,35 @@ def test_a_terminal_wraps_values_cuts_no_name_and_has_colours_unless_told_not_to
                for line in printed.splitlines()) <= 60
     monkeypatch.chdir(tmp_path)
     assert main(["list", "scenarios"]) == 0
-    names = [line.strip() for line in capsys.readouterr().out.splitlines() if ".toml" in line]
-    assert all(load(name) for name in names[:3])
+    head, *lines = capsys.readouterr().out.splitlines()
+    names = [line.strip() for line in lines if ".toml" in line]
+    assert all(load(f"{head.removeprefix('scenarios, in ')}/{name}") for name in names[:3])
+
+
+def test_sizes_are_for_people_and_bytes_are_asked_for(tmp_path, monkeypatch, capsys):
+    file = written(tmp_path, "a.toml")
+    (tmp_path / "a.toml").write_text(
+        (tmp_path / "a.toml").read_text().replace("mlp-tiny", "gpt-2-124m")
+        .replace("{ micro_batch = 4 }", "{ micro_batch = 4, sequence_length = 1024 }")
+    )
+    assert main(["run", file]) == 0
+    assert not re.search(r"\d,\d{3},\d{3} B", capsys.readouterr().out)
+    assert main(["run", "-v", file]) == 0
+    exact = re.findall(r"([\d.,]+) GiB \(([\d,]+) B\)", capsys.readouterr().out)
+    assert len(exact) > 3
+    assert all(f"{int(n.replace(',', '')) / 2**30:,.2f}" == told for told, n in exact)
+
+
+@pytest.mark.parametrize("command", [
+    ["run"], ["lint"], ["fit"], ["show", "--memory"], ["doctor"], ["list"],
+])
+def test_lines_fit_80_columns_where_columns_says_so(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    of_a_file = [] if command[0] in ("doctor", "list") else [written(tmp_path, "a.toml")]
+    assert main([*command, *of_a_file]) in (0, 1)
+    long = [line for line in capsys.readouterr().out.splitlines() if len(line) > 80]
+    assert all(" " not in line.strip() for line in long)  # a name is not cut
 
 
 @pytest.mark.parametrize("name", command_line.EXAMPLES)

@@ -9,7 +9,7 @@ from zsim.analysis.lint import RULES, LintFinding, lint
 from zsim.cli.inputs import load_all
 from zsim.cli.reports import report
 from zsim.errors import ZsimError
-from zsim.io.units import counted
+from zsim.io.units import counted, rounded_sizes
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.runs import registry
 from zsim.runs.backend import RunOptions
@@ -51,8 +51,8 @@ def _print(scenario: Scenario, findings: tuple[LintFinding, ...]) -> None:
     number = counted(len(findings), "finding") if findings else "no finding"
     report.say(f"{scenario.name}: {number}")
     for finding in findings:
-        report.say(f"  {finding.rule}: {finding.fact}")
-        report.say(f"      why: {finding.why}")
-        if finding.cost:
-            report.say(f"      here it {finding.cost}")
-        report.say(f"      mend: {finding.remedy}; or lint = {{ ignore = [\"{finding.rule}\"] }}")
+        lines = [f"  {finding.rule}: {finding.fact}", f"      why: {finding.why}"]
+        lines += [f"      here it {finding.cost}"] if finding.cost else []
+        mend = f"{finding.remedy}; or lint = {{ ignore = [\"{finding.rule}\"] }}"
+        for line in (*lines, f"      mend: {mend}"):
+            report.say_wrapped(rounded_sizes(line), hanging=10)

@@ -29,9 +29,9 @@ def planned(options: argparse.Namespace) -> int:
         report.write_json(plan.to_dict())
     else:
         for line in str(plan).splitlines():
-            report.say_wrapped(line)
+            report.say_wrapped(line, most=100)
         for name, reason in plan.reasons if options.all else ():
-            report.say_wrapped(f"   {name}: {reason}")
+            report.say_wrapped(f"   {name}: {reason}", most=100)
     if out and plan.recommended:
         files.write(out, plan.recommended.to_toml())
         report.wrote(out, "; zsim run simulates it")

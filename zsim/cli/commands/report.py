@@ -10,7 +10,6 @@ from zsim import report as reporting
 from zsim.cli.inputs import UsageError, load_all
 from zsim.cli.reports import report
 from zsim.io import files
-from zsim.io.units import format_bytes
 from zsim.report import ReportSide
 
 MOST_SIDES = 8
@@ -39,7 +38,7 @@ def reported(options: argparse.Namespace) -> int:
     with report.progress("the page's tables"):
         text = reporting.report(sides, say=report.tell)
     files.write(out, text)
-    report.wrote(out, f", {format_bytes(len(text.encode()))}; open it in a browser")
+    report.wrote(out, f", {len(text.encode()) / 2**20:.2f} MiB; open it in a browser")
     if options.json:
         report.write_json({"file": str(out), "sides": [side.name for side in sides],
                            "bytes": len(text.encode())})

@@ -71,7 +71,9 @@ def run(options: argparse.Namespace) -> int:
                 _note_no_trace(scenario, options)
                 continue
             _note(failures, scenario, error, several=several)
-    report.print_runs(runs, failures, as_json=options.json, several=several)
+    report.print_runs(
+        runs, failures, as_json=options.json, several=several, exact=options.verbose
+    )
     return _exit_code(runs, failures)
 
 
@@ -217,7 +219,7 @@ def validate(options: argparse.Namespace) -> int:
                 _validated(scenario, backend, capabilities, options, how=how, count=count)
             )
             if not options.json:
-                report.print_checks(comparisons[-1])
+                report.print_checks(comparisons[-1], exact=options.verbose)
             _save_sides(comparisons[-1], scenario, options)
             _overlay(comparisons[-1], scenario, options, several=several)
         except ZsimError as error:
@@ -425,7 +427,7 @@ def compare_saved(options: argparse.Namespace) -> int:
     if options.json:
         report.write_checks([comparison], [], several=False)
     else:
-        report.print_checks(comparison)
+        report.print_checks(comparison, exact=options.verbose)
         sides = comparison.predicted, comparison.measured
         if both_simulated(*sides) and not comparison.ok:
             from zsim.analysis.difference import record_changes  # start-up: few Runs are such

@@ -4,6 +4,7 @@ and the names of presets."""
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib.resources import files as files_of
@@ -167,6 +168,11 @@ def listing(options: argparse.Namespace) -> int:
         return 0
     chosen = [options.what] if options.what else list(LISTINGS)
     lists = {what: list(LISTINGS[what]()) for what in chosen}
+    if not options.json and "scenarios" in lists:
+        head = f"{_shipped()}{os.sep}"
+        if any(name.startswith(head) for name, _ in lists["scenarios"]):
+            rows = [(name.removeprefix(head), about) for name, about in lists.pop("scenarios")]
+            lists = {f"scenarios, in {head.rstrip(os.sep)}": rows, **lists}
     report.print_lists(lists, as_json=options.json)
     return 0
 
@@ -174,11 +180,15 @@ def listing(options: argparse.Namespace) -> int:
 Row = tuple[str, str]
 
 
+def _shipped() -> Path:
+    """The folder of the scenarios that come with zsim."""
+    return Path(str(files_of("zsim") / "presets" / "scenarios")).resolve()
+
+
 def _scenarios() -> Iterator[Row]:
     """Files of the folder scenarios where there is one, else those that come with zsim."""
-    here = sorted(Path("scenarios").rglob("*.toml"))
-    shipped = Path(str(files_of("zsim") / "presets" / "scenarios")).resolve()
-    for path in here or sorted(shipped.rglob("*.toml")):
+    folder = Path("scenarios") if any(Path("scenarios").rglob("*.toml")) else _shipped()
+    for path in sorted(folder.rglob("*.toml")):
         try:
             yield str(path), load(path).description
         except ScenarioError as error:

@@ -27,7 +27,7 @@ def swept(options: argparse.Namespace) -> int:
         report.write_json({"schema_version": SCHEMA_VERSION, **result.to_dict()})
     else:
         for line in str(result).splitlines():
-            report.say(line)
+            report.say_wrapped(line, hanging=7)
     if out:
         report.wrote(out, "; its .journal keeps what is done")
     statuses = Counter(row["status"] for row in result.rows)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from textwrap import wrap
 from typing import Any
 
 from zsim.analysis.advice import Effect
 from zsim.analysis.fit_table import SURER, Fit, without
-from zsim.cli.reports.report import bar, say, write_json
+from zsim.cli.reports.report import bar, say, say_wrapped, write_json
 from zsim.cluster.host import HostMemory
-from zsim.io.units import format_bytes, format_time
+from zsim.io.units import format_bytes, format_time, rounded_sizes
 from zsim.ir.program import RankProgram
 from zsim.memory.fits import BytesBand, MemoryVerdict, ridges
 from zsim.memory.holdings import alike, holdings
@@ -26,7 +25,7 @@ MOST_HOLDINGS = 12
 MOST_POINTS = 48
 """Lines of the timeline. Of a longer step each stands for several computations; `--json` has all of
 them."""
-WIDTH = 40
+WIDTH = 30
 COLUMNS = 100
 
 
@@ -67,10 +66,13 @@ def print_answer(
     ridge, held = ridges(program, answer.phase), holdings(program, answer.phase)
     size = -(-len(ridge) // MOST_POINTS)
     each = "each computation to the next" if size <= 1 else f"each {size} computations to the next"
-    say(f"allocated bytes of rank {answer.rank}'s {answer.phase} step, the highest from {each}")
+    _say_wrapped(
+        f"allocated bytes of rank {answer.rank}'s {answer.phase} step, the highest from {each}",
+        hanging=2,
+    )
     for index in range(0, len(ridge), size or 1):
         label, nbytes = max(ridge[index : index + size], key=lambda point: point[1])
-        say(f"{index:5} {label:28} {nbytes:>18,} B  {_bars(nbytes, answer.allocated_bytes)}")
+        say(f"{index:5} {label:28} {_bytes(nbytes)}  {_bars(nbytes, answer.allocated_bytes)}")
     say("what lives at the peak")
     rows = list(alike(held))
     for kind, unit, nbytes, count in rows[:MOST_HOLDINGS]:
@@ -82,7 +84,7 @@ def print_answer(
     for stage in stages:
         sign = "=" if stage.total else "+" if stage.nbytes >= 0 else "-"
         amount = f"    {sign} {stage.name:20} {_bytes(abs(stage.nbytes))}"
-        _say_wrapped(f"{amount}  {stage.reason}", hanging=len(amount) + 2)
+        _say_wrapped(f"{amount}  {rounded_sizes(stage.reason)}", hanging=len(amount) + 2)
     say(f"{answer.verdict}: {verdict_words(answer, released_ns)}")
     if answer.host is not None:
         say("in host memory of a node, with all its ranks")
@@ -105,16 +107,11 @@ def print_answer(
 
 
 def _bytes(nbytes: int) -> str:
-    return f"{nbytes:>15,} B {format_bytes(nbytes):>11}"
+    return f"{format_bytes(nbytes):>11}"
 
 
 def _say_wrapped(text: str, *, hanging: int) -> None:
-    """`text` in lines of at most COLUMNS, those after the first indented by `hanging`."""
-    for line in wrap(
-        text, COLUMNS, subsequent_indent=" " * hanging, break_long_words=False,
-        break_on_hyphens=False, replace_whitespace=False, drop_whitespace=True,
-    ):
-        say(line)
+    say_wrapped(text, hanging=hanging, most=COLUMNS)
 
 
 def verdict_words(answer: MemoryVerdict, released_ns: int = 0) -> str:

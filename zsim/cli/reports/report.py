@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from zsim.cli.arguments import with_options
 from zsim.errors import ZsimError, visible
-from zsim.io.units import counted, format_bytes, format_rate, format_time
+from zsim.io.units import counted, format_bytes, format_rate, format_time, rounded_sizes
 from zsim.ir.program import Program
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.runs import metrics
@@ -108,22 +108,12 @@ def say(text: str) -> None:
     sys.stdout.write(shown + "\n")
 
 
-def say_wrapped(text: str) -> None:
-    """A line for people in the width of the terminal; what does not fit is indented below it."""
-    width = max(60, get_terminal_size((100, 24)).columns)
-    lines = [text] if len(text) <= width else wrap(
-        text, width, subsequent_indent="      ", break_long_words=False, break_on_hyphens=False,
-        replace_whitespace=False,
-    )
-    for line in lines:
-        say(line)
-
-
 def print_runs(
     runs: Sequence[Run | UnendedRun], failures: Sequence[tuple[str, ZsimError]], *, as_json: bool,
-    several: bool,
+    several: bool, exact: bool = False,
 ) -> None:
-    """Every Run's figures and expectations; as JSON also what could not be run."""
+    """Every Run's figures and expectations, with bytes where they are to be `exact`; as JSON also
+    what could not be run."""
     if as_json:
         objects = [run.to_dict() for run in runs]
         errors: dict[str, Any] = {"errors": _errors(failures)} if failures else {}
@@ -138,10 +128,13 @@ def print_runs(
         else:
             interpreter, ranks = run.record.interpreter, counted(run.world_size, "rank")
             head = f"{run.record.scenario} on {run.backend} ({interpreter}), {ranks}"
-            table(head, list(_figure_rows(run)))
+            table(head, list(_figure_rows(run, exact=exact)))
         for verdict in run.expectations:
-            say(f"  {WORDS[verdict.ok]:6} {verdict.name}: {verdict.expected}, found "
-                f"{verdict.actual}")
+            actual = verdict.actual if exact else rounded_sizes(verdict.actual)
+            say_wrapped(
+                f"  {WORDS[verdict.ok]:6} {verdict.name}: {verdict.expected}, found {actual}",
+                hanging=9,
+            )
 
 
 def step_words(step_ns: int, band: tuple[int, int] | None, known: str) -> str:
@@ -152,8 +145,12 @@ def step_words(step_ns: int, band: tuple[int, int] | None, known: str) -> str:
     return f"{format_time(step_ns)} ({between}{known})"
 
 
-def _figure_rows(run: Run) -> Iterator[tuple[str, str]]:
+def _figure_rows(run: Run, *, exact: bool) -> Iterator[tuple[str, str]]:
     figures = run.figures
+
+    def sized(nbytes: int) -> str:
+        return f"{format_bytes(nbytes)}{f' ({nbytes:,} B)' if exact and nbytes >= 2**20 else ''}"
+
     if run.device_memory is not None:
         allocated = format_bytes(figures.peak_memory_bytes)
         yield "memory", f"{run.device_memory} (torch allocates {allocated})"
@@ -195,25 +192,20 @@ def _figure_rows(run: Run) -> Iterator[tuple[str, str]]:
     if figures.tokens_per_second_per_gpu is not None:
         yield "tokens/s per rank", f"{figures.tokens_per_second_per_gpu:,.0f}"
     for kind, traffic in figures.collectives.items():
-        yield kind.replace("_", "-"), f"{traffic.count} of {_sized(traffic.bytes)} in all"
+        yield kind.replace("_", "-"), f"{traffic.count} of {sized(traffic.bytes)} in all"
     if figures.bytes_sent_per_rank is not None:
-        yield "sent per rank", _sized(figures.bytes_sent_per_rank)
+        yield "sent per rank", sized(figures.bytes_sent_per_rank)
     peak = figures.peak_memory_bytes
     room = "" if run.device_memory is not None else _room(figures)
-    yield "peak memory", f"{_sized(peak)}{room}"
+    yield "peak memory", f"{sized(peak)}{room}"
     for kind, nbytes in figures.peak_memory_by_kind.items():
         if nbytes:
-            yield f"  {kind}", _sized(nbytes)
+            yield f"  {kind}", sized(nbytes)
     for part, highest in figures.peak_memory_by_part.items():
-        yield f"peak in {part}", _sized(highest)
-    yield "peak of first step", _sized(figures.peak_first_step_bytes)
+        yield f"peak in {part}", sized(highest)
+    yield "peak of first step", sized(figures.peak_first_step_bytes)
     if allocator := run.record.provenance.get("allocator"):
         yield "allocator", allocator
-
-
-def _sized(nbytes: int) -> str:
-    """A size for people, with its bytes where it is rounded."""
-    return f"{format_bytes(nbytes)} ({nbytes:,} B)" if nbytes >= 2**20 else f"{nbytes:,} B"
 
 
 def _room(figures: metrics.Figures) -> str:
@@ -224,10 +216,11 @@ def _room(figures: metrics.Figures) -> str:
     return f", {fits} the device's {format_bytes(figures.device_memory_bytes)}"
 
 
-def print_checks(comparison: Comparison) -> None:
-    """Every check of one scenario, and the verdict."""
+def print_checks(comparison: Comparison, *, exact: bool = False) -> None:
+    """Every check of one scenario, and the verdict; sizes are bytes where they are to be `exact`.
+    """
     for line in str(comparison).splitlines():
-        say(line)
+        say_wrapped(line if exact else rounded_sizes(line), hanging=29)
     sys.stdout.flush()
 
 
@@ -334,21 +327,31 @@ def table(title: str, rows: Sequence[tuple[str, str]]) -> None:
     that is long has a line of its own: none is cut."""
     title, rows = _line(title), [(_line(name), _line(value)) for name, value in rows]
     width = max((len(name) for name, _ in rows), default=0)
-    columns = get_terminal_size().columns if sys.stdout.isatty() else 0
-    say(title)
+    columns = line_width()
+    say_wrapped(title, hanging=2)
     for name, value in rows:
-        if not columns:
-            say(f"  {name:{width}}  {value}")
-        elif 2 * width <= columns:
-            _say_beside(f"  {name:{width}}  ", value, columns=columns)
+        if not columns or 2 * width <= columns:
+            say_wrapped(f"  {name:{width}}  {value}", hanging=width + 4)
         else:
             say(f"  {name}")
-            _say_beside(" " * 6, value, columns=columns)
+            say_wrapped(f"      {value}", hanging=6)
 
 
-def _say_beside(head: str, value: str, *, columns: int) -> None:
-    """`value` after `head`, in lines of at most so many columns."""
-    lines = wrap(value, max(20, columns - len(head)), break_long_words=False,
-                 break_on_hyphens=False) or [""]
-    for number, line in enumerate(lines):
-        say(f"{' ' * len(head) if number else head}{line}")
+def line_width() -> int:
+    """Columns of the terminal, or of COLUMNS where that is set; 0 of a file or a pipe."""
+    told = os.environ.get("COLUMNS", "").isdigit()
+    return get_terminal_size().columns if told or sys.stdout.isatty() else 0
+
+
+def say_wrapped(text: str, *, hanging: int = 6, most: int = 0) -> None:
+    """`text` in lines as wide as the terminal, and at most `most` columns; those after the first
+    are indented by `hanging`. No name is cut."""
+    width = min(filter(None, (line_width(), most)), default=0)
+    if not width or len(text) <= width:
+        say(text)
+        return
+    for line in wrap(
+        text, max(width, hanging + 20), subsequent_indent=" " * hanging, break_long_words=False,
+        break_on_hyphens=False, replace_whitespace=False,
+    ):
+        say(line)

@@ -109,9 +109,10 @@ def _reserved(caches: Sequence[tuple[RankRun, RankRun, CacheRecord]]) -> Check:
     low, high = _band(left, cache)
     expected = left.cache.reserved_bytes if left.cache else 0
     detail = (
-        f"{'outside of' if outside else 'within'} {low:,} to {high:,} B: {cache.reserved_bytes:,} "
-        f"B on rank {right.rank}, {cache.active_bytes:,} B of them active, in {cache.segments} "
-        f"segments, {cache.largest_free_bytes:,} B the largest free block"
+        f"{'outside of' if outside else 'within'} {low:,} B to {high:,} B: "
+        f"{cache.reserved_bytes:,} B on rank {right.rank}, {cache.active_bytes:,} B of "
+        f"them active, in {cache.segments} segments, {cache.largest_free_bytes:,} B the "
+        f"largest free block"
     )
     if besides := _besides(left, cache):
         detail += f", {besides:,} B of earlier runs in the process"

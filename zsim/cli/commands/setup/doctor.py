@@ -39,18 +39,16 @@ def told(options: argparse.Namespace) -> int:
     if options.json:
         report.write_json({"machine": machine, "extras": extras, "backends": backends})
         return 0
-    report.say("this machine")
-    for name, value in machine.items():
-        report.say(f"  {name:8} {value}")
-    report.say("what can run here")
-    for each in backends:
-        report.say(f"  {each['name']:8} {'yes' if each['able'] else 'no: ' + each['reason']}")
-    report.say("optional parts")
-    for each in extras:
-        state = "installed" if not each["missing"] else (
+    report.table("this machine", list(machine.items()))
+    report.table("what can run here", [
+        (each["name"], "yes" if each["able"] else f"no: {each['reason']}") for each in backends
+    ])
+    report.table("optional parts", [
+        (each["name"], f"{each['use']}: " + (
             f"missing {', '.join(each['missing'])}; pip install 'zsim[{each['name']}]'"
-        )
-        report.say(f"  {each['name']:12} {each['use']}: {state}")
+            if each["missing"] else "installed"
+        )) for each in extras
+    ])
     return 0
 
 
