@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from zsim.analysis.growth import FIGURES, Growth, Limit, growths
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.run import RunRecord, band_of
 from zsim.runs import metrics
@@ -54,6 +55,13 @@ class FigureChange:
             return ""
         return f"{self.head / self.base - 1:+.1%}"  # type: ignore[operator]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Both values with their bands, and the change, as plain data."""
+        return {
+            "name": self.name, "base": self.base, "head": self.head, "base_band": self.base_band,
+            "head_band": self.head_band, "change": self.change,
+        }
+
     def text(self, side: Literal["base", "head"]) -> str:
         """The value of one side, with its band."""
         value, band = getattr(self, side), getattr(self, f"{side}_band")
@@ -70,6 +78,7 @@ class ScenarioDiff:
     base: Run
     head: Run
     figures: tuple[FigureChange, ...]
+    limits: tuple[Limit, ...] = ()
 
     @property
     def verdicts(self) -> tuple[str, str]:
@@ -80,16 +89,38 @@ class ScenarioDiff:
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """The reasons for which the second is not to be merged: a worse verdict on memory, and its
-        own expectations that do not hold."""
+        """The reasons for which the second is not to be merged.
+
+        They are a worse verdict on memory, figures that grow beyond their limits, and its own
+        expectations that do not hold."""
         base, head = self.verdicts
         reasons = [
             f"{item.name}: expected {item.expected}, found {item.actual}"
             for item in self.head.expectations if item.ok is False
         ]
         if base in VERDICTS and head in VERDICTS and VERDICTS.index(head) > VERDICTS.index(base):
-            reasons.insert(0, f"memory: {base} before, {head} now")
+            reasons.insert(0, f"memory verdict: {base} before, {head} now")
+        reasons += [f"{FIGURES[each.name].title}: {each}" for each in self.growths if each.is_over]
         return tuple(reasons)
+
+    @property
+    def growths(self) -> tuple[Growth, ...]:
+        """The growth of each figure that has a limit."""
+        if not self.limits:
+            return ()
+        return tuple(growths(self.base.figures, self.head.figures, self.limits))
+
+    @property
+    def cases(self) -> dict[str, str]:
+        """A case for each figure and each expectation of the second: the reason for which it is
+        broken, or ""."""
+        names = [each.name for each in self.figures]
+        names += [FIGURES[each.name].title for each in self.growths]
+        names += [item.name for item in self.head.expectations]
+        told = dict.fromkeys(names, "")
+        for reason in self.broken:
+            told[reason.partition(": ")[0]] = reason
+        return told
 
     @property
     def ok(self) -> bool:
@@ -98,13 +129,7 @@ class ScenarioDiff:
 
     def to_dict(self) -> dict[str, Any]:
         """Figures and reasons as plain data."""
-        figures = [
-            {
-                "name": each.name, "base": each.base, "head": each.head,
-                "base_band": each.base_band, "head_band": each.head_band, "change": each.change,
-            }
-            for each in self.figures
-        ]
+        figures = [each.to_dict() for each in self.figures]
         return {
             "base": self.base.record.scenario, "head": self.head.record.scenario,
             "figures": figures, "broken": list(self.broken), "ok": self.ok,
@@ -133,9 +158,11 @@ class ScenarioDiff:
         )
 
 
-def diff(base: Run, head: Run) -> ScenarioDiff:
-    """The figures of two simulated Runs, side by side."""
-    return ScenarioDiff(base=base, head=head, figures=tuple(_figures(base, head)))
+def diff(base: Run, head: Run, *, limits: tuple[Limit, ...] = ()) -> ScenarioDiff:
+    """The figures of two simulated Runs, side by side; `limits` say by how much some may grow."""
+    return ScenarioDiff(
+        base=base, head=head, figures=tuple(_figures(base, head)), limits=limits
+    )
 
 
 def titled(run: Run) -> str:

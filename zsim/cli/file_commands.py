@@ -108,7 +108,11 @@ def _diff(commands: Any) -> None:
     )
     diff.add_argument(
         "--junit", metavar="FILE.xml", type=arguments.path, default=None,
-        help="write what is broken as JUnit's XML, for CI",
+        help="write each figure as a test case in JUnit's XML, for CI",
+    )
+    diff.add_argument(
+        "--fail-if", metavar="peak:+2%%,step:+5%%", default="",
+        help="growths that fail; of peak, first_peak, step, exposed, sent, collectives",
     )
     arguments.json_option(diff)
 

@@ -375,6 +375,14 @@ class Comparison:
         """`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
+    @property
+    def of_two_scenarios(self) -> bool:
+        """True of whole simulations of two scenarios, which no check holds to each other."""
+        sides = (self.predicted, self.measured)
+        return both_simulated(*sides) and all(run.complete for run in sides) and [
+            check.name for check in self.checks
+        ] == ["same experiment"]
+
     def _sides(self, real: str) -> str:
         """The names of both sides; of two simulations those of their scenarios and strategies."""
         if not both_simulated(self.predicted, self.measured):
@@ -385,10 +393,15 @@ class Comparison:
         )
         return f"{first} against {second}, both simulated"
 
+    def _ranks(self) -> str:
+        sizes = dict.fromkeys((self.predicted.world_size, self.measured.world_size))
+        ranks = counted(self.measured.world_size, "rank")
+        return ranks if len(sizes) == 1 else f"{self.predicted.world_size:,} and {ranks}"
+
     def __str__(self) -> str:
         """The report of `zsim validate`: a line for each check, and the verdict."""
         real = f"{self.measured.backend} ({self.measured.interpreter})"
-        lines = [f"{self._sides(real)}, {counted(self.measured.world_size, 'rank')}"]
+        lines = [f"{self._sides(real)}, {self._ranks()}"]
         lines += [f"  {self.replaced}"] if self.replaced else []
         torch = self.measured.provenance.get("torch", "")
         if torch and not f"{torch}.".startswith(tuple(f"{version}." for version in SUPPORTED)):

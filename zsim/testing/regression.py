@@ -6,107 +6,24 @@ It reads saved Runs and figures. Which test is held to them it does not know.
 from __future__ import annotations
 
 import glob
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from zsim import api
-from zsim.errors import ZsimError, shown
-from zsim.io.units import format_bytes, format_time
+from zsim.analysis.growth import Growth, Limit, growths
+from zsim.errors import ZsimError
 from zsim.ir.run import RunRecord
 from zsim.runs import metrics
-from zsim.runs.metrics import Figures
 from zsim.runs.run import Run
 
 INCOMPLETE = ".incomplete.json"
 """The ending of the file of a Run that did not reach its end."""
 UNCHANGED = "unchanged"
-_LIMIT = re.compile(r"\s*(\w+)\s*:\s*\+(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", re.ASCII)
 
 
 class RegressionError(ZsimError):
     """A saved Run or a limit that a session cannot be held to."""
-
-
-@dataclass(frozen=True, slots=True)
-class LimitedFigure:
-    """A figure that is worse when it grows: `read` from a Run's figures, and shown."""
-
-    read: Callable[[Figures], int | None]
-    show: Callable[[int], str]
-
-
-def _count(figures: Figures) -> int:
-    return sum(traffic.count for traffic in figures.collectives.values())
-
-
-def _grouped(number: int) -> str:
-    return f"{number:,}"
-
-
-FIGURES: dict[str, LimitedFigure] = {
-    "peak": LimitedFigure(lambda figures: figures.peak_memory_bytes, format_bytes),
-    "first_peak": LimitedFigure(lambda figures: figures.peak_first_step_bytes, format_bytes),
-    "step": LimitedFigure(lambda figures: figures.step_time_ns, format_time),
-    "exposed": LimitedFigure(lambda figures: figures.exposed_communication_ns, format_time),
-    "sent": LimitedFigure(lambda figures: figures.bytes_sent_per_rank, format_bytes),
-    "collectives": LimitedFigure(_count, _grouped),
-}
-"""The figures of `--zero-fail-if`, by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The share by which a figure may grow."""
-
-    name: str
-    share: float
-
-
-def parse_limits(text: str) -> tuple[Limit, ...]:
-    """The limits of a text.
-
-    >>> parse_limits("peak:+2%, step:+5%")
-    (Limit(name='peak', share=0.02), Limit(name='step', share=0.05))
-    """
-    limits = []
-    for part in text.split(","):
-        match = _LIMIT.fullmatch(part)
-        if match is None or match[1] not in FIGURES:
-            raise RegressionError(
-                where="--zero-fail-if",
-                expected=f'limits as "peak:+2%,step:+5%", of {", ".join(FIGURES)}',
-                found=shown(part.strip()),
-            )
-        limits.append(Limit(match[1], float(match[2]) / 100))
-    return tuple(limits)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """A figure before and now; `limit` is None where any growth is allowed."""
-
-    name: str
-    before: int
-    now: int
-    limit: Limit | None
-
-    @property
-    def share(self) -> float:
-        """The growth as a share of the figure before."""
-        return self.now / self.before - 1 if self.before else float(bool(self.now))
-
-    @property
-    def is_over(self) -> bool:
-        """True where it grew by more than its limit."""
-        allowed = None if self.limit is None else self.before * self.limit.share
-        return allowed is not None and self.now - self.before > allowed
-
-    def __str__(self) -> str:
-        show = FIGURES[self.name].show
-        over = f", more than +{100 * self.limit.share:g} %" if self.limit and self.is_over else ""
-        return f"{self.name} {show(self.now)}, was {show(self.before)}: {self.share:+.2%}{over}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,12 +90,7 @@ class Baselines:
         return Held(path=path, growths=growths, unseen=unseen)
 
     def _growths(self, record: RunRecord, run: Run) -> Iterator[Growth]:
-        before, limits = metrics.figures(record, run.scenario), self.limits
-        of_name = {limit.name: limit for limit in limits}
-        for name in of_name or ("peak", "step"):
-            then, now = FIGURES[name].read(before), FIGURES[name].read(run.figures)
-            if then is not None and now is not None:  # else a backend does not see it
-                yield Growth(name=name, before=then, now=now, limit=of_name.get(name))
+        yield from growths(metrics.figures(record, run.scenario), run.figures, self.limits)
 
     def _named(self, run: Run) -> Iterator[tuple[Path, RunRecord]]:
         """Complete saved Runs of the run's scenario, by its name."""

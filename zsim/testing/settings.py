@@ -9,11 +9,12 @@ from typing import NoReturn
 
 import pytest
 
+from zsim.analysis.growth import parse_limits
 from zsim.errors import ZsimError
 from zsim.io import files
 from zsim.runs import registry
 from zsim.runs.backend import require_seconds
-from zsim.testing.regression import Baselines, parse_limits
+from zsim.testing.regression import Baselines
 
 MOST_SEED = 2**31
 
@@ -78,7 +79,8 @@ def _baselines(path: str, limits: str) -> Baselines | None:
                 where="--zero-fail-if", expected="--zero-compare RUN beside it", found="none"
             )
         return None
-    return Baselines(Path(path), limits=parse_limits(limits) if limits else ())
+    held_to = parse_limits(limits, where="--zero-fail-if") if limits else ()
+    return Baselines(Path(path), limits=held_to)
 
 
 def _folder(path: str) -> Path | None:

@@ -138,7 +138,24 @@ def test_diff_fails_where_the_head_breaks_its_expectations_and_says_so_in_both_f
     assert "| memory verdict | FITS | FITS | same |" in markdown.read_text()
     suite = Xml.parse(junit).getroot()
     failed = [case.get("name") for case in suite if len(case)]
-    assert (suite.get("tests"), failed) == ("3", ["b: all_gathers"])
+    assert failed == ["b: all_gathers"]
+    cases = {case.get("name") for case in suite}
+    assert {"b: memory verdict", "b: step time", "b: sent per rank", "b: fits"} < cases
+    assert len(suite) == int(suite.get("tests")) == 10
+
+
+def test_diff_fails_a_figure_that_grows_by_more_than_it_may(tmp_path, capsys):
+    files = [written(tmp_path, "a.toml"), written(tmp_path, "b.toml", micro=64)]
+    junit = tmp_path / "d.xml"
+    assert main(["diff", *files]) == 0
+    assert main(["diff", *files, "--fail-if", "sent:+0%,peak:+900%"]) == 0
+    assert main(["diff", *files, "--fail-if", "sent:+0%,peak:+2%", "--junit", str(junit)]) == 1
+    assert "BROKEN peak of torch: peak" in capsys.readouterr().out
+    assert [case.get("name") for case in Xml.parse(junit).getroot() if len(case)] == [
+        "b: peak of torch"
+    ]
+    assert main(["diff", *files, "--fail-if", "peak:2%"]) == 2
+    assert '--fail-if: expected limits as "peak:+2%,step:+5%"' in capsys.readouterr().err
 
 
 def test_compare_of_two_simulations_names_them_by_strategy_and_compares(tmp_path, capsys):
@@ -148,11 +165,17 @@ def test_compare_of_two_simulations_names_them_by_strategy_and_compares(tmp_path
         runs.append(str(tmp_path / f"{name}.json"))
         assert main(["run", file, "--save", runs[-1]]) == 0
     capsys.readouterr()
-    assert main(["compare", *runs]) == 1
+    assert main(["compare", *runs]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("a (fsdp2) against b (zero2), both simulated, 8 ranks\n")
-    assert "strategy: fsdp2 in the first, zero2 in the second" in printed
+    assert "not the same strategy: fsdp2 in the first, zero2 in the second" in printed
     assert "peak of torch" in printed
+    assert "FAILED" not in printed
+    assert main(["compare", *runs, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["base"], told["head"], told["ok"]) == ("a", "b", True)
+    assert "sent per rank" in [each["name"] for each in told["figures"]]
+    assert main(["compare", *runs, "--require", "memory"]) == 1  # they were held to nothing
 
 
 @pytest.mark.parametrize("command", [

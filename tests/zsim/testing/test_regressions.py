@@ -7,7 +7,7 @@ import pytest
 
 import zsim
 from tests.support.plugin_sessions import PARITY
-from zsim.testing.regression import FIGURES, Limit, RegressionError, parse_limits
+from zsim.analysis.growth import FIGURES, Limit, LimitError, parse_limits
 
 pytest_plugins = ["pytester"]
 
@@ -159,11 +159,11 @@ def test_limits_without_a_saved_run_are_a_usage_error(sessions):
 
 def test_every_figure_has_a_limit():
     text = ",".join(f"{name}:+{number}.5%" for number, name in enumerate(FIGURES))
-    assert parse_limits(text) == tuple(
+    assert parse_limits(text, where="--fail-if") == tuple(
         Limit(name, (number + 0.5) / 100) for number, name in enumerate(FIGURES)
     )
-    with pytest.raises(RegressionError):
-        parse_limits("")
+    with pytest.raises(LimitError):
+        parse_limits("", where="--fail-if")
 
 
 def test_artifacts_of_one_session_are_the_saved_runs_of_the_next(saved):

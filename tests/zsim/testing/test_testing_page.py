@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.folders import ROOT
 from tests.support.plugin_sessions import NEEDS_TORCH
+from zsim.analysis.growth import FIGURES
 from zsim.testing.pytest_plugin import OPTIONS
-from zsim.testing.regression import FIGURES
 
 pytest_plugins = ["pytester"]
 

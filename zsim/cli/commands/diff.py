@@ -8,6 +8,7 @@ from pathlib import Path
 
 from zsim import api
 from zsim.analysis.difference import FigureChange, ScenarioDiff, diff, titled
+from zsim.analysis.growth import parse_limits
 from zsim.cli.inputs import load_one
 from zsim.cli.reports import junit, report
 from zsim.io import files
@@ -15,8 +16,9 @@ from zsim.ir.run import SCHEMA_VERSION
 
 
 def shown(options: argparse.Namespace) -> int:
-    """`zsim diff`: 0, or 1 where the second scenario no longer fits, or breaks its own
-    expectations."""
+    """`zsim diff`: 0, or 1 where the second scenario no longer fits, grows by more than --fail-if
+    allows, or breaks its own expectations."""
+    limits = parse_limits(options.fail_if, where="--fail-if") if options.fail_if else ()
     outs = [Path(name) for name in (options.markdown, options.junit) if name]
     taken = [Path(options.base), Path(options.head)]
     for name, option in ((options.markdown, "--markdown"), (options.junit, "--junit")):
@@ -24,7 +26,7 @@ def shown(options: argparse.Namespace) -> int:
             files.require(Path(name), option=option, apart_from=taken)
     base, head = load_one(options.base), load_one(options.head)
     with report.progress(f"{base.name} and {head.name}: simulated"):
-        result = diff(api.simulate(base), api.simulate(head))
+        result = diff(api.simulate(base), api.simulate(head), limits=limits)
     if options.json:
         report.write_json({"schema_version": SCHEMA_VERSION, **result.to_dict()})
     else:
@@ -42,7 +44,7 @@ def _say(result: ScenarioDiff) -> None:
     report.say(f"{titled(result.base)} → {titled(result.head)}")
     say_figures(result.figures)
     for reason in result.broken:
-        report.say(f"  BROKEN {reason}")
+        report.say_wrapped(f"  BROKEN {reason}", hanging=9)
 
 
 def say_figures(figures: Sequence[FigureChange]) -> None:
@@ -58,11 +60,8 @@ def say_figures(figures: Sequence[FigureChange]) -> None:
 
 
 def _write_junit(result: ScenarioDiff, path: Path) -> None:
-    """A test case for the memory's verdict, and for each expectation of the second scenario."""
-    cases = {"memory": ""} | {item.name: "" for item in result.head.expectations}
-    for reason in result.broken:
-        cases[reason.partition(":")[0]] = reason
+    """A test case for each figure, and for each expectation of the second scenario."""
+    name = result.head.record.scenario
     junit.write_cases(
-        path, "zsim diff", [(f"{result.head.record.scenario}: {name}", reason)
-                            for name, reason in cases.items()]
+        path, "zsim diff", [(f"{name}: {case}", reason) for case, reason in result.cases.items()]
     )

@@ -16,11 +16,11 @@ from zsim.cli.reports import report
 from zsim.errors import ZsimError
 from zsim.io import files
 from zsim.ir.run import (
+    SCHEMA_VERSION,
     IncompleteRunError,
     InterruptedRunError,
     RunRecord,
     UnendedRunError,
-    both_simulated,
 )
 from zsim.runs import chrome_trace, registry, saved, unended
 from zsim.runs.backend import Backend, Capabilities, RunOptions
@@ -422,16 +422,32 @@ def _target(target: str, scenario: Scenario, several: bool, suffix: str) -> Path
 
 
 def compare_saved(options: argparse.Namespace) -> int:
-    """`zsim compare`: 0 when every check that can be made is fine."""
+    """`zsim compare`: 0 when every check that can be made is fine. Simulations of two scenarios are
+    no such checks: their figures are set side by side."""
     comparison = api.compare(options.predicted, options.measured, require=options.require)
+    if comparison.of_two_scenarios and not options.require:
+        return _side_by_side(comparison, options)
     if options.json:
         report.write_checks([comparison], [], several=False)
     else:
         report.print_checks(comparison, exact=options.verbose)
-        sides = comparison.predicted, comparison.measured
-        if both_simulated(*sides) and not comparison.ok:
-            from zsim.analysis.difference import record_changes  # start-up: few Runs are such
-            from zsim.cli.commands.diff import say_figures
-
-            say_figures(tuple(record_changes(*sides)))
     return 0 if comparison.ok else 1
+
+
+def _side_by_side(comparison: Comparison, options: argparse.Namespace) -> int:
+    from zsim.analysis.difference import record_changes  # start-up: few Runs are such
+    from zsim.cli.commands.diff import say_figures
+
+    figures = tuple(record_changes(comparison.predicted, comparison.measured))
+    if options.json:
+        report.write_json({
+            "schema_version": SCHEMA_VERSION, "base": comparison.predicted.scenario,
+            "head": comparison.measured.scenario, "figures": [each.to_dict() for each in figures],
+            "ok": True,
+        })
+    else:
+        head, *_ = str(comparison).splitlines()
+        report.say_wrapped(head, hanging=2)
+        report.say_wrapped(f"  not the same {comparison.checks[0].detail}", hanging=4)
+        say_figures(figures)
+    return 0
