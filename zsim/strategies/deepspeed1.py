@@ -47,5 +47,5 @@ def forward_backward(step: PartitionedStep) -> None:
 
 STRATEGY = replace(
     deepspeed2.STRATEGY, plan=plan, formula=Formula("zero1"), syncs=("last",),
-    shards_more="deepspeed2", over_all_ranks="deepspeed1",
+    shards_more="deepspeed2",
 )

@@ -131,6 +131,6 @@ STRATEGY = Strategy(
     problems=engine_options.shard_problems, model_problems=engine_options.shard_model_problems,
     steps_two_bytes=False, masters_of_cast=True, hooks=True, syncs=("every",), sums_losses=False,
     elsewhere=config_keys.OF_SHARDS, num_distinct_ranks=num_distinct_ranks,
-    num_groups=num_groups, over_all_ranks="deepspeed3", saves="engine", stepped=stepped,
+    num_groups=num_groups, saves="engine", stepped=stepped,
     offloadable=("optimizer", "parameters"), pinned=pinned,
 )

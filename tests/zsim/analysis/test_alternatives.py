@@ -566,3 +566,11 @@ def test_the_command_line_sets_expandable_segments_as_the_scenario_does(
     assert shown[2][0] > shown[0][0]
     assert main(["run", str(asked)]) == 0
     assert "expandable_segments:True" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_no_change_gives_deepspeed_s_stages_replicas_which_they_do_not_have(stage: int) -> None:
+    asked = scenario(f'name = "deepspeed{stage}"', cluster='preset = "dgx-h100", nodes = 2')
+    changed_to = [case for _, case in changes(asked) if case.strategy.startswith("deepspeed")]
+    assert changed_to
+    assert {case.mesh.dp_replicate for case in changed_to} == {1}
