@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from fractions import Fraction
 
-from zsim.ir.ops import COLLECTIVES
+from zsim.ir.ops import COLLECTIVES, leaves_device
 from zsim.ir.program import Program
 
 GroupRanks = tuple[int, ...]
@@ -54,6 +54,14 @@ def representatives(
         classes = _numbered(zip(classes, *met, strict=True))
     first: dict[int, int] = {}
     return tuple(first.setdefault(own, rank) for rank, own in enumerate(classes))
+
+
+def in_step_off_device(program: Program) -> bool:
+    """False where ranks of several programs work off the device. They share their node's memory and
+    links, and none of them stands for another."""
+    return len(program.ranks) == 1 or not any(
+        leaves_device(op) for ops in program.ranks for op in ops.steady
+    )
 
 
 def _used(members: tuple[GroupRanks, ...], usage: LinkUsage) -> list[int]:

@@ -35,7 +35,7 @@ import simpy
 
 from zsim.engine.contention.link_contention import SharedLinks, contended
 from zsim.engine.contention.max_min_fairness import Usage
-from zsim.engine.folding import Meetings, representatives
+from zsim.engine.folding import Meetings, in_step_off_device, representatives
 from zsim.engine.rank_schedule import Arrival, Frontier, RankSchedule, Segment
 from zsim.engine.ring_steps.part import MemberPart
 from zsim.engine.ring_steps.work import IssuedCollective
@@ -89,7 +89,8 @@ class Prepared:
         """Arguments as of `simulate`; simulations of rings as steps can `note_hops`."""
         self.costs, self.program, self.assignment = costs, program, program.assignment
         self.rings: Rings | None = None
-        self.note_hops, all_ranks = note_hops, all_ranks or stepwise is not None
+        self.note_hops = note_hops
+        all_ranks = all_ranks or stepwise is not None or not in_step_off_device(program)
         if stepwise is not None:
             from zsim.engine.ring_steps.rings import Rings  # start-up: few steps need networkx
 

@@ -18,6 +18,7 @@ from zsim.engine.equal_micro_batches import repeated
 from zsim.engine.faults.arrivals import late_ranks
 from zsim.engine.faults.fault import FAULT_KINDS, Jitter
 from zsim.engine.faults.faulty_step import simulate_faulty_step, told_of
+from zsim.engine.folding import in_step_off_device
 from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline, Times
 from zsim.errors import DeadlockError, ZsimError
@@ -156,7 +157,10 @@ def _program(
     unlike = any(isinstance(fault, Jitter) for fault in scenario.faults)
     if problem := scenario.work.problem(all_ranks=all_ranks or unlike):
         raise WorkError(where=scenario.name, expected="less work", found=problem)
-    return validate(plan(scenario, device=cluster.kind, torch=torch), memory=False)
+    program = plan(scenario, device=cluster.kind, torch=torch)
+    if not in_step_off_device(program) and (problem := scenario.work.problem(all_ranks=True)):
+        raise WorkError(where=scenario.name, expected="less work", found=problem)
+    return validate(program, memory=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

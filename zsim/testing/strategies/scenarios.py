@@ -26,6 +26,7 @@ from zsim.testing.strategies.tables import (
     checkpointing_tables,
     frozen_patterns,
     model_tables,
+    offload_tables,
     runs_once,
     strategy_tables,
     wrapping_tables,
@@ -66,10 +67,11 @@ def scenario_tables(
     )
     assume(fitting)
     strategy = draw(strategy_tables(ranks, fitting))
+    offload = draw(offload_tables(strategy["name"]))
     if strategy["name"] == SHARDED_ENGINE:
         return {
             **tables, "cluster": {"preset": preset, "ranks": ranks}, "strategy": strategy,
-            "precision": precision, "optimizer": optimizer,
+            "precision": precision, "optimizer": optimizer, "offload": offload,
         }
     again = draw(checkpointing_tables(model))
     if "autocast" in precision and "save" in again and not runs_once(tables):
@@ -79,7 +81,7 @@ def scenario_tables(
         "wrapping": draw(
             wrapping_tables(model, strategy=strategy["name"], checkpointing=again)
         ),
-        "frozen": draw(frozen_patterns(model, strategy=strategy["name"])),
+        "frozen": draw(frozen_patterns(model, strategy=strategy["name"])), "offload": offload,
     }
     return {
         **tables, **{key: value for key, value in named.items() if value},

@@ -85,7 +85,7 @@ def strategy_tables(
                 "max_reuse_distance": [0, 500, 10**9],
                 "param_persistence_threshold": [0, 10, 10**5],
             }.items()
-        }
+        } | {"zero_hpz_partition_size": draw(st.sampled_from([1, *divisors]))}
     if name in ENGINE:
         bucket = draw(st.sampled_from([20, 200, 100_000]))
         return {"name": name, "reduce_bucket_size": bucket} | draw(_one_of(
@@ -103,6 +103,14 @@ def strategy_tables(
             {"persistence_threshold": 5, "zero2_threshold": 40},
         ))
     return {"name": name, **more}
+
+
+def offload_tables(strategy: str) -> st.SearchStrategy[Tables]:
+    """The table `offload` of a strategy of DeepSpeed, empty half of the time; others have none."""
+    on_host: Tables = {"optimizer": "cpu"}
+    if strategy == SHARDED_ENGINE:
+        return _one_of({}, {}, on_host, {**on_host, "parameters": "cpu"})
+    return _one_of({}, on_host) if strategy in ENGINE else st.just({})
 
 
 def _one_of(*tables: Tables) -> st.SearchStrategy[Tables]:

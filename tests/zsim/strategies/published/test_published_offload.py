@@ -51,14 +51,14 @@ OPTIMIZER = {"optimizer": "cpu", "adam": "deepspeed"}
 
 
 @pytest.mark.parametrize(("strategy", "offload", "seconds", "error"), [
-    ("deepspeed2", {}, 0.5, 0.38), ("deepspeed2", OPTIMIZER, 7.0, -0.43),
+    ("deepspeed2", {}, 0.5, 0.38), ("deepspeed2", OPTIMIZER, 7.0, -0.55),
     ("zero2", OPTIMIZER, 7.0, -0.75),
 ])
 def test_zero_offload_of_7b_on_four_a100_is_off_by_so_much(
     strategy: str, offload: dict[str, str], seconds: float, error: float
 ) -> None:
     """ZenFlow's blog, which does not tell its batch: a sequence of 2,048 tokens is assumed. That
-    DeepSpeed's copies and norms stand between kernels is two of the seven seconds."""
+    DeepSpeed's copies and norms stand between kernels is 1.4 of the seven seconds."""
     case = Scenario(
         model={"preset": "llama-2-7b"}, batch={"micro_batch": 1, "sequence_length": 2048},
         cluster={"preset": "dgx-a100", "ranks": 4}, strategy={"name": strategy},
