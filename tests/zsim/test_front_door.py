@@ -55,8 +55,8 @@ MEMBERS = {
     "Run": "backend collectives device_memory expectations exposed_communication faults figures "
            "fits hfu late memory mfu needed_memory ok peak_memory plot_memory plot_timeline ranks "
            "record save scenario spans step_time to_dict to_json to_pandas warnings world_size",
-    "Comparison": "agreement agrees checks measured ok predicted replaced required to_dict "
-                  "to_json",
+    "Comparison": "agreement agrees checks measured of_two_scenarios ok predicted replaced "
+                  "required to_dict to_json",
     "Candidate": "dropped memory name scenario step_time step_time_band_ns step_time_ns to_dict "
                  "to_json",
     "Exported": "files kind text unsaid",
@@ -72,9 +72,9 @@ MEMBERS = {
                 "lint_ignore mesh model name offload optimizer options precision seed steps "
                 "strategy sync tables to_dict to_json to_toml with_ with_parts work "
                 "world_size wrapping",
-    "Plan": "alike front options recommended refused request scenario space to_dict to_json "
-            "to_pandas",
-    "Sweep": "axes best front rows to_csv to_dict to_jsonl to_pandas write",
+    "Plan": "alike front options reasons recommended refused request scenario space "
+            "to_dict to_json to_pandas",
+    "Sweep": "axes best front num_resumed plot rows to_csv to_dict to_jsonl to_pandas write",
 }
 SMALL = zsim.Scenario(
     model={"preset": "gpt-tiny"}, batch={"micro_batch": 2, "sequence_length": 64},

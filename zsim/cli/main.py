@@ -244,6 +244,10 @@ def parser() -> arguments.Parser:
         "--workers", type=arguments.count, default=None, metavar="N",
         help="workers here (default: one for each core)",
     )
+    sweep.add_argument(
+        "--plot", metavar="FILE.svg", type=arguments.path, default=None,
+        help="draw tokens/s against needed memory (.svg, .png, .pdf)",
+    )
     arguments.json_option(sweep)
     page = commands.add_parser(
         "report", help="one HTML page to look at: timeline, memory, traffic, trade-off",
@@ -457,10 +461,11 @@ def _main(argv: Sequence[str] | None) -> int:
     except OSError as error:  # standard output is full
         return _full(error)
     except KeyboardInterrupt as error:
+        kept = "".join(f"; {visible(note)}" for note in getattr(error, "__notes__", ()))
         if isinstance(error.__cause__ or error, Terminated):
-            sys.stderr.write("zsim: ended by SIGTERM\n")
+            sys.stderr.write(f"zsim: ended by SIGTERM{kept}\n")
             return 128 + SIGTERM
-        sys.stderr.write("zsim: interrupted\n")
+        sys.stderr.write(f"zsim: interrupted{kept}\n")
         return 128 + SIGINT
     return code
 

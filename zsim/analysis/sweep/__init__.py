@@ -52,17 +52,31 @@ def sweep(
     journal = Journal(target and target.with_name(f"{target.name}.journal"))
     with journal:
         rows = journal.done(keys)
-        _compute(points, keys, rows, journal, on=on, workers=workers, say=say)
+        kept = {*rows}
+        try:
+            _compute(points, keys, rows, journal, on=on, workers=workers, say=say)
+        except KeyboardInterrupt as stop:
+            stop.add_note(_resumable(journal, len(rows)))
+            raise
     result = Sweep(
         chosen,
         tuple(
             {"point": number, **point.values, **rows[key]}
             for number, (point, key) in enumerate(zip(points, keys, strict=True))
         ),
+        num_resumed=sum(key in kept for key in keys),
     )
     if target is not None:
         result.write(target)
     return result
+
+
+def _resumable(journal: Journal, number: int) -> str:
+    """A sentence on what an interrupted sweep leaves behind."""
+    rows = counted(number, "row")
+    if journal.path is None:
+        return f"{rows} lost; with -o FILE.csv they would be kept"
+    return f"{rows} kept in {journal.path}; the same command goes on"
 
 
 def _compute(

@@ -24,16 +24,16 @@ class Journal:
     """The rows done so far, by key; each new one is written at once. None keeps nothing."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        self.path = path
         self._file: FileIO | None = None
         self._rows: dict[str, Row] = {}
 
     def __enter__(self) -> Journal:
-        if self._path is not None:
-            files.require(self._path, option="-o")
-            self._rows = _read(self._path)
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("ab", buffering=0)
+        if self.path is not None:
+            files.require(self.path, option="-o")
+            self._rows = _read(self.path)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab", buffering=0)
         return self
 
     def __exit__(
@@ -49,13 +49,13 @@ class Journal:
 
     def add(self, key: str, row: Row) -> None:
         """Write `row` down; PlaceError where there is no room for it."""
-        if self._file is None or self._path is None:
+        if self._file is None or self.path is None:
             return
         line = json.dumps({"key": key, "row": row}, allow_nan=False).encode()
         try:
             self._file.write(b"\n" + line)  # the line before may have been cut
         except OSError as error:
-            raise files.unwritten(self._path, error, nbytes=len(line)) from None
+            raise files.unwritten(self.path, error, nbytes=len(line)) from None
 
 
 def _read(path: Path) -> dict[str, Row]:

@@ -9,22 +9,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zsim.analysis.sweep import printed
 from zsim.analysis.sweep.axes import Axes, SweepError
 from zsim.analysis.sweep.point import FIGURES, Row
 from zsim.io import files
 from zsim.io.data_frame import data_frame
-from zsim.io.html_table import html_table
-from zsim.io.units import format_bytes, format_time
 
 ENDINGS = (".csv", ".jsonl", ".parquet")
-MOST_LINES = 40
-"""Rows of the printed table; the fastest of more."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -34,6 +29,8 @@ class Sweep:
 
     axes: Axes
     rows: tuple[Row, ...]
+    num_resumed: int = field(default=0, compare=False)
+    """Number of points that were taken from a journal, and not computed again."""
 
     @property
     def best(self) -> Row | None:
@@ -107,23 +104,20 @@ class Sweep:
     def _columns(self) -> list[str]:
         return ["point", *self.axes.values, "status", "reason", *FIGURES]
 
+    def plot(self) -> Any:
+        """matplotlib's Figure of tokens/s against needed memory, by values of the first axis;
+        SweepError without matplotlib, or where no point was computed."""
+        from zsim.analysis.sweep import plot  # few sweeps are drawn
+
+        return plot.figure(self)
+
     def _repr_html_(self) -> str:
-        """The points with most tokens/s as a table, for notebooks."""
-        names = list(self.axes.values)
-        able = [row for row in self.rows if row["status"] == "ok"]
-        return html_table(
-            repr(self)[1:-1], (*names, "", "needs", "step", "tokens/s"),
-            [(*(_short(row[name]) for name in names), row["verdict"],
-              format_bytes(row["needed_bytes"]), format_time(row["step_time_ns"]),
-              f"{row['tokens_per_s']:,}")
-             for row in sorted(able, key=lambda row: (-row["tokens_per_s"], row["point"]))],
-            note=f"{len(self.rows) - len(able):,} of {len(self.rows):,} points are refused or "
-                 "failed" if len(able) < len(self.rows) else "",
-        )
+        """The points as a table for notebooks: those that fit first, by tokens/s."""
+        return printed.as_html(self)
 
     def __str__(self) -> str:
         """The table of `zsim sweep`."""
-        return "\n".join(_lines(self))
+        return "\n".join(printed.lines(self))
 
     def __repr__(self) -> str:
         return f"<Sweep of {len(self.rows):,} points over {', '.join(self.axes.values)}>"
@@ -148,45 +142,3 @@ def require(path: Path) -> None:
 
 def _cell(value: Any) -> Any:
     return json.dumps(value, default=str) if isinstance(value, list | tuple | dict) else value
-
-
-def _short(value: Any) -> str:
-    """A value of an axis; a table by its values, as "fsdp2 false"."""
-    if isinstance(value, dict):
-        return " ".join(map(_short, value.values()))
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _lines(sweep: Sweep) -> Iterator[str]:
-    counts = Counter(row["status"] for row in sweep.rows)
-    yield f"{len(sweep.rows):,} points: " + ", ".join(
-        f"{number:,} {status}" for status, number in sorted(counts.items())
-    )
-    able = [row for row in sweep.rows if row["status"] == "ok"]
-    fastest = sorted(able, key=lambda row: (-row["tokens_per_s"], row["point"]))
-    chosen = sorted(fastest[:MOST_LINES], key=lambda row: row["point"])
-    names = list(sweep.axes.values)
-    widths = [
-        max([len(name), *(len(_short(row[name])) for row in chosen)]) for name in names
-    ]
-    heads = "  ".join(f"{name:{width}}" for name, width in zip(names, widths, strict=True))
-    yield f"   {heads}  {'':5} {'needs':>10} {'step':>10} {'tokens/s':>11}"
-    front = {row["point"] for row in sweep.front}
-    best = sweep.best
-    for row in chosen:
-        mark = "->" if best and row["point"] == best["point"] else (
-            " *" if row["point"] in front else "  "
-        )
-        cells = "  ".join(
-            f"{_short(row[name]):{width}}" for name, width in zip(names, widths, strict=True)
-        )
-        yield (
-            f"{mark} {cells}  {row['verdict']:5} {format_bytes(row['needed_bytes']):>10} "
-            f"{format_time(row['step_time_ns']):>10} {row['tokens_per_s']:>11,}"
-        )
-    if len(able) > len(chosen):
-        yield f"   the {len(chosen)} with most tokens/s of {len(able):,}; -o FILE.csv has them all"
-    yield "   * none that fits needs less and is as fast; -> most tokens/s that fits"
-    reasons = Counter(row["reason"] for row in sweep.rows if row["status"] != "ok")
-    for reason, number in reasons.most_common(8):
-        yield f"   {number:,} x {reason}"

@@ -7,8 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 from zsim.analysis import sweep
+from zsim.analysis.sweep import plot
 from zsim.cli.reports import report
 from zsim.io import files
+from zsim.io.units import counted
 from zsim.ir.run import SCHEMA_VERSION
 
 
@@ -19,10 +21,16 @@ def swept(options: argparse.Namespace) -> int:
     out, name = Path(options.out) if options.out else None, Path(options.file).name
     if out:
         files.require(out, option="-o", apart_from=[Path(options.file)])
+    picture = Path(options.plot) if options.plot else None
+    if picture:
+        plot.require(picture)
+        files.require(picture, option="--plot", apart_from=[Path(options.file)])
     result = sweep.sweep(
         scenario, axes, on=options.on, workers=options.workers, out=out,
-        say=lambda text: report.tell(f"{name}: {text}"),
+        say=report.telling(f"{name}: "),
     )
+    if result.num_resumed:
+        report.note(f"{counted(result.num_resumed, 'row')} taken from {out}.journal")
     if options.json:
         report.write_json({"schema_version": SCHEMA_VERSION, **result.to_dict()})
     else:
@@ -30,5 +38,8 @@ def swept(options: argparse.Namespace) -> int:
             report.say_wrapped(line, hanging=7)
     if out:
         report.wrote(out, "; its .journal keeps what is done")
+    if picture:
+        plot.write(result, picture)
+        report.wrote(picture)
     statuses = Counter(row["status"] for row in result.rows)
     return 1 if statuses["failed"] or statuses["died"] or not statuses["ok"] else 0

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from shutil import get_terminal_size
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 Thing = TypeVar("Thing")
 
+TELL_EVERY_S = 10.0
+"""Seconds between lines of progress in a file or a pipe."""
 MOST_LATE = 4
 """Most ranks that a table names of those that come late."""
 COLOURS = {"FITS": 32, "TIGHT": 33, "OOM": 31, "FAILED": 31, "DIFFERS": 31, "BROKEN": 31}
@@ -61,6 +63,23 @@ def tell(text: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\033[K{_line(text)}\r")
         sys.stderr.flush()
+
+
+def telling(head: str) -> Callable[[str], None]:
+    """A function like `tell`, with `head` before each text; where standard error is no terminal it
+    prints a line every ten seconds."""
+    told_at = monotonic()
+
+    def told(text: str) -> None:
+        nonlocal told_at
+        if sys.stderr.isatty():
+            tell(f"{head}{text}")
+        elif monotonic() - told_at >= TELL_EVERY_S:
+            told_at = monotonic()
+            sys.stderr.write(f"{_line(head + text)}\n")
+            sys.stderr.flush()
+
+    return told
 
 
 def countdown(things: Sequence[Thing]) -> Iterator[tuple[str, Thing]]:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tests.support.folders import ROOT
 from zsim.analysis.sweep import workers
 from zsim.analysis.sweep.axes import SweepError
 from zsim.cli.main import main
+from zsim.cli.reports import report
 from zsim.io.files import PlaceError
 from zsim.memory import fits
 from zsim.scenario.plan import planned
@@ -153,17 +155,23 @@ def test_an_interrupted_sweep_goes_on(tmp_path) -> None:
         "-o", str(tmp_path / "table.jsonl"),
     ]
     journal = tmp_path / "table.jsonl.journal"
-    begun = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL,
-                             stdout=subprocess.DEVNULL)
+    begun = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE,
+                             stdout=subprocess.DEVNULL, text=True)
     while begun.poll() is None and not (journal.exists() and journal.read_text().count("\n") > 3):
         time.sleep(0.01)
     begun.send_signal(signal.SIGINT)
-    if begun.wait(60) == 0:
+    _, complaint = begun.communicate(timeout=60)
+    if begun.returncode == 0:
         pytest.skip("it had ended before the signal came")
     assert begun.returncode == 130
+    kept = re.search(r"zsim: interrupted; (\d+) rows kept in (.*); the same", complaint)
+    assert kept
+    assert kept[2] == str(journal)
     assert not (tmp_path / "table.jsonl").exists()
     done = len(journal.read_text().splitlines()) - 1
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert int(kept[1]) in (done, done - 1)  # the signal may come between a line and its count
+    again = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert f"note: {done} rows taken from {journal}" in again.stderr
     rows = [json.loads(line) for line in (tmp_path / "table.jsonl").read_text().splitlines()]
     assert 3 <= done < len(rows) == 72
     assert len(journal.read_text().splitlines()) - 1 in (72, 73)  # one may have been cut
@@ -187,6 +195,46 @@ def test_the_command_prints_a_table_and_writes_it(tmp_path, capsys) -> None:
     assert "2 x Scenario: modle: unknown key, did you mean model?" in capsys.readouterr().out
     (tmp_path / "folder.csv").mkdir()
     assert main(["sweep", str(file), "--on", "here", "-o", str(tmp_path / "folder.csv")]) == 2
+
+
+def test_what_fits_is_printed_and_what_does_not_is_counted() -> None:
+    base = zsim.Scenario(
+        model={"preset": "gpt-2-124m"}, batch={"micro_batch": 1, "sequence_length": 1024},
+        cluster={"preset": "dgx-h100", "ranks": 8}, strategy={"name": "fsdp2"},
+    )
+    table = zsim.sweep(base, {"batch.micro_batch": [1, 2, 4000, -1, -2]}, on="here")
+    lines = str(table).splitlines()
+    assert [line.split()[:2] for line in lines[2:4]] == [["*", "1"], ["->", "2"]]
+    assert lines[4] == "   1 more is out of memory"
+    assert [line for line in lines if "OOM" in line] == []
+    assert lines[-1].startswith("   2 x Scenario: batch.micro_batch: expected")
+    assert lines[-1].endswith("found -1 (others with other numbers)")
+
+
+def test_a_sweep_is_drawn(swept: zsim.Sweep, tmp_path, capsys) -> None:
+    pytest.importorskip("matplotlib")
+    (axes,) = swept.plot().axes
+    drawn = [line for line in axes.lines if line.get_marker() == "o"]
+    assert sum(len(line.get_xdata()) for line in drawn) == 12  # four are refused
+    front = next(line for line in axes.lines if line.get_label() == "front")
+    assert [*front.get_ydata()] == [row["tokens_per_s"] for row in swept.front]
+    (tmp_path / "base.toml").write_text(BASE.to_toml())
+    file = tmp_path / "sweep.toml"
+    file.write_text('scenario = "base.toml"\n[axes]\nbatch.micro_batch = [1, 2]\n')
+    command = ["sweep", str(file), "--on", "here", "--plot"]
+    assert main([*command, str(tmp_path / "out.svg")]) == 0
+    assert "<svg" in (tmp_path / "out.svg").read_text()
+    assert main([*command, str(tmp_path / "out.gif")]) == 2
+    assert "found .gif" in capsys.readouterr().err
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch, capsys) -> None:
+    clock = iter(range(0, 100, 4))
+    monkeypatch.setattr(report, "monotonic", lambda: next(clock))
+    told = report.telling("sweep: ")
+    for number in range(6):
+        told(f"{number} of 6")
+    assert capsys.readouterr().err == "sweep: 2 of 6\nsweep: 5 of 6\n"
 
 
 def test_a_full_disk_is_told(tmp_path) -> None:
