@@ -57,8 +57,8 @@ MEMBERS = {
            "record save scenario spans step_time to_dict to_json to_pandas warnings world_size",
     "Comparison": "agreement agrees checks measured of_two_scenarios ok predicted replaced "
                   "required to_dict to_json",
-    "Candidate": "dropped memory name scenario step_time step_time_band_ns step_time_ns to_dict "
-                 "to_json",
+    "Candidate": "dropped instead memory name scenario step_time step_time_band_ns step_time_ns "
+                 "to_dict to_json",
     "Exported": "files kind text unsaid",
     "Imported": "assumed ignored kind scenario to_dict",
     "Fit": "candidates reason recommended refused scenario to_dict to_json",

@@ -17,7 +17,7 @@ from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import ON_DEVICE, Offload, Optimizer
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES, problems, wrapped
-from zsim.strategies.strategy import OptionValue
+from zsim.strategies.strategy import OptionValue, Strategy
 
 EVERY_BLOCK = Checkpointing(mode="full")
 OFFLOADABLE = ("optimizer", "parameters", "activations")
@@ -113,14 +113,19 @@ def moved(
     """The scenario under another strategy, over all its ranks or on `mesh`.
 
     `options` are set. Every other option of both strategies stays as it is, or has its default if
-    the strategy refuses it on that mesh.
+    the strategy refuses it on that mesh. States in host memory stay there, by the strategy's own
+    option or by the table offload.
     """
     kind = STRATEGIES[strategy]
     mesh = mesh or Mesh(**{kind.axes[-1]: scenario.world_size})
     known = {field.name: field.type for field in fields(kind.options)}
     # fsdp1 says "pre" where fsdp2 counts
     same = {field.name for field in fields(scenario.options) if known.get(field.name) == field.type}
-    kept = {name: value for name, value in _options(scenario).items() if name in same} | options
+    kept = {name: value for name, value in _options(scenario).items() if name in same}
+    own = _offloading(kind)
+    if own and scenario.offload.optimizer == "cpu":
+        kept[own.option] = own.value
+    kept |= options
     refused = _refused(strategy, kind.options(**kept), mesh, scenario.optimizer) - options.keys()
     asked = {name: value for name, value in kept.items() if name not in refused}
     model = (
@@ -130,19 +135,53 @@ def moved(
     )
     return scenario.with_parts(
         strategy=strategy, options=kind.options(**asked), mesh=mesh, model=model,
-        offload=_offload_under(strategy, scenario.offload),
+        offload=_offload_under(kind, scenario),
     )
 
 
-def _offload_under(strategy: str, offload: Offload) -> Offload:
-    """The part of `offload` that the strategy can do; the rest stays on the device."""
-    able = STRATEGIES[strategy].offloadable
-    if not able or (offload.uses_drives and not STRATEGIES[strategy].is_own):
-        return ON_DEVICE
-    return replace(
-        offload, optimizer=offload.optimizer if "optimizer" in able else None,
-        parameters=offload.parameters if "parameters" in able else None,
-        activations=offload.activations if "activations" in able else None,
+def _offloading(kind: Strategy) -> OptionValue | None:
+    """The strategy's own option that keeps its states in host memory."""
+    return next(
+        (each for each in kind.saves_memory if kind.offloads(each.set_in(kind.options()))), None
+    )
+
+
+def _offload_under(kind: Strategy, scenario: Scenario) -> Offload:
+    """The part of the scenario's offloading that the strategy can do by the table; the rest stays
+    on the device, and what only the rest reads has its default."""
+    offload, able = scenario.offload, kind.offloadable
+    if _is_by_option(scenario) and scenario.cluster.kind != "cpu":
+        offload = replace(offload, optimizer="cpu", parameters="cpu")
+    activations = offload.activations if "activations" in able else None
+    if "optimizer" in able and offload.optimizer and (kind.is_own or not offload.uses_drives):
+        parameters = offload.parameters if "parameters" in able else None
+        return replace(offload, parameters=parameters, activations=activations)
+    if activations:
+        return Offload(activations=activations, pin_memory=offload.pin_memory)
+    return ON_DEVICE
+
+
+def _is_by_option(scenario: Scenario) -> bool:
+    """True where the strategy's own option keeps its states in host memory."""
+    return STRATEGIES[scenario.strategy].offloads(scenario.options)
+
+
+def offloaded_otherwise(before: Scenario, after: Scenario) -> tuple[str, ...]:
+    """The assignments by which `after` keeps states in host memory that `before` keeps there by
+    others: ("offload = true",)."""
+    if _is_by_option(after) and before.offload.optimizer:
+        own = _offloading(STRATEGIES[after.strategy])
+        return (assignment(own),) if own else ()
+    if _is_by_option(before) and after.offload.states:
+        return _offloaded(after)
+    return ()
+
+
+def _offloaded(scenario: Scenario) -> tuple[str, ...]:
+    return tuple(
+        f'offload.{state} = "{value}"'
+        for state in OFFLOADABLE
+        if (value := getattr(scenario.offload, state))
     )
 
 
@@ -156,15 +195,18 @@ def dropped(before: Scenario, after: Scenario) -> tuple[str, ...]:
     defaults = {field.name: field.default for field in fields(before.options)}
     there = {field.name: field.default for field in fields(after.options)}
     left = _options(after)
+    moved_by_option = offloaded_otherwise(before, after) and _is_by_option(after)
     on_device = [
-        f'offload.{state} = "{getattr(before.offload, state)}"'
-        for state in OFFLOADABLE
-        if getattr(before.offload, state) and not getattr(after.offload, state)
+        line
+        for line in _offloaded(before)
+        if line not in _offloaded(after)
+        and not (moved_by_option and "activations" not in line)
     ]
+    own = _offloading(STRATEGIES[before.strategy]) if after.offload.states else None
     return (*on_device, *(
         f"{name} = {_toml(value)}"
         for name, value in _options(before).items()
-        if value != defaults[name]
+        if value != defaults[name] and not (own and own.option == name)
         and (
             name not in left
             or (

@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 
 from zsim.analysis.advice import REMEDY, Way, together, ways_of
-from zsim.analysis.alternatives import assignment, can_checkpoint, dropped, moved
+from zsim.analysis.alternatives import (
+    assignment,
+    can_checkpoint,
+    dropped,
+    moved,
+    offloaded_otherwise,
+)
 from zsim.analysis.fit_table import Candidate, Fit
 from zsim.autograd.traced.model import TracedModel
 from zsim.io.units import format_bytes, format_time
@@ -72,6 +78,7 @@ def _candidate(scenario: Scenario, way: Way) -> Candidate:
             for option in dropped(scenario, way.scenario)
             if option.partition(" = ")[0] not in way.name
         ),
+        instead=offloaded_otherwise(scenario, way.scenario),
     )
 
 

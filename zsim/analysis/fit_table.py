@@ -29,7 +29,8 @@ class Candidate:
     """One way to train the scenario: what a rank needs, how long a step takes and between which
     times that is expected.
 
-    `dropped` are options that it does without.
+    `dropped` are options that it does without, `instead` those by which it keeps in host memory
+    what the scenario keeps there by others.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Candidate:
     step_time_ns: int
     step_time_band_ns: tuple[int, int]
     dropped: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()
 
     @property
     def step_time(self) -> Duration:
@@ -125,7 +127,8 @@ def lines(fit: Fit) -> Iterator[str]:
             f"{f'{low:.0f}/{high:+.0f} %':>9} {tokens:>7,.0f}"
         )
         host = str(answer.host) if answer.host_is_short else ""
-        told = (host, answer.running, without(candidate.dropped)[2:])
+        instead = f"with {', '.join(candidate.instead)}" if candidate.instead else ""
+        told = (host, answer.running, instead, without(candidate.dropped)[2:])
         if notes := "; ".join(filter(None, told)):
             yield f"      {notes}"
     if fit.candidates:
@@ -157,6 +160,7 @@ def candidate_object(candidate: Candidate) -> dict[str, Any]:
     return {
         "name": candidate.name, "strategy": candidate.scenario.strategy,
         "options": asdict(candidate.scenario.options), "dropped": list(candidate.dropped),
+        "instead": list(candidate.instead),
         "activation_checkpointing": candidate.scenario.checkpointing.mode,
         "mesh": {
             "dp_replicate": candidate.scenario.mesh.dp_replicate,

@@ -18,6 +18,7 @@ from zsim.cli.main import main
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
 from zsim.memory.fits import assess
+from zsim.models.training_options import ON_DEVICE
 from zsim.runs.simulator import step_time
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario, parse
@@ -78,12 +79,46 @@ def test_a_candidate_keeps_every_option_that_its_strategy_knows_and_says_what_it
         options.forward_prefetch, options.backward_prefetch, options.offload,
         options.reshard_after_forward,
     ) == (2, 1, True, 4)
-    without = (
-        "reshard_after_forward = 4", "forward_prefetch = 2", "backward_prefetch = 1",
-        "offload = true",
-    )
-    replaced = [candidates[name] for name in ("ddp", "zero1", "zero2", "zero3")]
+    without = ("reshard_after_forward = 4", "forward_prefetch = 2", "backward_prefetch = 1")
+    replaced = [candidates[name] for name in ("zero1", "zero2", "zero3")]
     assert {dropped(case, other) for other in replaced} == {without}
+    assert dropped(case, candidates["ddp"]) == (*without, "offload = true")
+
+
+TABLE = 'offload = {{ optimizer = "cpu", parameters = "cpu", adam = "deepspeed"{} }}'
+
+
+def test_states_in_host_memory_stay_there_by_each_strategys_own_means() -> None:
+    by_option, by_table = scenario('name = "fsdp2", offload = true'), scenario(
+        'name = "zero3"', more=TABLE.format("")
+    )
+    for name, states in (("ddp", ()), ("zero1", ("optimizer",)), ("zero2", ("optimizer",)),
+                         ("zero3", ("optimizer", "parameters"))):
+        assert tuple(tried(by_option)[name].offload.states) == states
+        assert tuple(tried(by_table)[name].offload.states) == states
+    for name in ("fsdp2", "hsdp, shard groups of 4"):
+        moved_there = tried(by_table)[name]
+        assert moved_there.options.offload
+        assert moved_there.offload == ON_DEVICE
+    rows = {each.name: each for each in fit(by_option).candidates}
+    assert rows["zero1"].instead == ('offload.optimizer = "cpu"',)
+    assert rows["fsdp2"].instead == rows["ddp"].instead == ()
+    assert rows["zero1"].memory.host is not None
+
+
+def test_a_strategy_without_the_offloading_asked_for_is_no_refusal_of_a_key_that_nobody_set() -> (
+    None
+):
+    """ddp keeps activations in host memory, fsdp2 its states and not those on drives."""
+    for more in ("", ', activations = "saved_tensors"', ", pin_memory = false"):
+        fitted = fit(scenario('name = "zero3"', more=TABLE.format(more)))
+        assert fitted.refused == ()
+        rows = {each.name: each for each in fitted.candidates}
+        assert rows["ddp"].dropped == ('offload.optimizer = "cpu"', 'offload.parameters = "cpu"')
+        assert rows["fsdp2"].instead == ("offload = true",)
+        assert rows["fsdp2"].dropped == ()
+        kept = "saved_tensors" if "activations" in more else None
+        assert {each.scenario.offload.activations for each in rows.values()} == {kept}
 
 
 def test_an_option_that_a_smaller_group_cannot_have_is_left_out_and_said_so() -> None:
