@@ -196,8 +196,8 @@ class RankSchedule:
 def awaited_by_host(ops: Sequence[Op], launch_queue: int) -> list[tuple[int, ...]]:
     """The ops whose ends the host awaits before it issues an op, by op.
 
-    It awaits them for a host op with waits just before, or for a full launch queue. Before it
-    frees a segment it awaits the last op of every stream.
+    It awaits them for a host op just before that has waits or is work of the host's own, or for a
+    full launch queue. Before it frees a segment it awaits the last op of every stream.
     """
     awaited_by: list[tuple[int, ...]] = []
     waits: tuple[int, ...] = ()
@@ -206,6 +206,6 @@ def awaited_by_host(ops: Sequence[Op], launch_queue: int) -> list[tuple[int, ...
         if op.driver_calls is not None and op.driver_calls.frees:
             waits = (*waits, *last.values())
         awaited_by.append(waits if earlier == NONE else (*waits, earlier))
-        waits = (op.index,) if op.stream == "host" and op.waits else ()
+        waits = (op.index,) if op.stream == "host" and (op.waits or leaves_device(op)) else ()
         last[op.stream] = op.index
     return awaited_by

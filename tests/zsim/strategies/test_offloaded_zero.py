@@ -198,6 +198,28 @@ def test_a_faster_host_slows_no_step_and_none_is_faster_than_its_bytes(
         assert took >= host.devices_per_switch * nbytes * 10**9 // links.host.bandwidth
 
 
+@pytest.mark.parametrize(("strategy", "offload"), FORMS)
+def test_copies_into_pageable_memory_hold_the_host_up_and_are_never_faster_than_pinned_ones(
+    strategy: str, offload: str
+) -> None:
+    """Such a copy is the host's own work, though no op of the device is awaited before it."""
+    model = 'preset = "gpt-2-124m", num_layers = 2'
+    pinned, pageable = (
+        SimBackend().run(
+            scenario(strategy, f"{offload}, pin_memory = {flag}", model=model),
+            options=RunOptions(),
+        )
+        for flag in ("true", "false")
+    )
+    assert (pageable.step_time_ns or 0) > (pinned.step_time_ns or 0) > 0
+    for rank in pageable.ranks:
+        own = [
+            span for span in rank.spans
+            if span.stream == "host" and span.kind in ("copy", "optimizer")
+        ]
+        assert all(a.end_ns <= b.start_ns for a, b in zip(own, own[1:], strict=False))
+
+
 @pytest.mark.parametrize(("strategy", "offload", "more", "complaint"), [
     ("ddp", CPU, "", "offload.optimizer: expected one of the strategies zero1, zero2, zero3, "
                      "deepspeed1, deepspeed2, deepspeed3, found ddp"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import networkx
 
-from zsim.ir.ops import COLLECTIVES
+from zsim.ir.ops import COLLECTIVES, leaves_device
 from zsim.ir.order.launch_queue import NONE, awaited
 from zsim.ir.program import Program, ProgramSection
 
@@ -68,4 +68,4 @@ def _add_rank(
             if source is not None and not digraph.has_edge(source, target):
                 digraph.add_edge(source, target, rank=rank, ops=(places[source], op.index))
         runs.append(run)
-        host = run if op.stream == "host" and op.waits else issue
+        host = run if op.stream == "host" and (op.waits or leaves_device(op)) else issue

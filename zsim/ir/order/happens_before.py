@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.ir.ops import STREAMS, Op, Stream
+from zsim.ir.ops import STREAMS, Op, Stream, leaves_device
 
 NOTHING = (-1,) * len(STREAMS)
 
@@ -28,8 +28,8 @@ class Happened:
 
 
 def happened(ops: tuple[Op, ...]) -> Happened:
-    """The guaranteed order of one phase. A host op that waits holds back whatever is issued after
-    it."""
+    """The guaranteed order of one phase. A host op that waits, or is work of the host's own, holds
+    back whatever is issued after it."""
     host = STREAMS.index("host")
     tails: list[tuple[int, ...]] = [NOTHING] * len(STREAMS)
     blocked = NOTHING
@@ -42,7 +42,7 @@ def happened(ops: tuple[Op, ...]) -> Happened:
             known.append(tails[stream])
         clock = list(map(max, zip(*known, strict=True)))
         clock[stream] = op.index
-        if stream == host and op.waits:
+        if stream == host and (op.waits or leaves_device(op)):
             blocked = tuple(clock)
         clocks.append(tuple(clock))
         streams.append(stream)
