@@ -37,6 +37,14 @@ def test_a_run_agrees_where_all_four_were_checked():
     assert str(verdict) == "agrees in order, bytes, memory and time"
 
 
+def test_a_time_within_a_band_is_told_with_its_ends():
+    """A band over three orders of magnitude is no narrow agreement."""
+    wide = replace(BLIND, status="ok", band_ns=(37_000_000, 18_000_000_000))
+    assert str(Agreement(checks(time=wide))) == (
+        "agrees in order, bytes, memory and time (within 37.000 ms to 18.000 s)"
+    )
+
+
 def test_a_failed_check_is_named():
     verdict = Agreement(checks(memory="failed"))
     assert (verdict.ok, verdict.whole) == (False, False)
@@ -79,6 +87,7 @@ def test_ten_times_the_predicted_step_time_on_a_shipped_cluster_fails(tmp_path, 
     assert code == (factor != 1.0)
     assert verdict.startswith("agrees in" if factor == 1.0 else "DIFFERS")
     assert "time" in verdict
+    assert ("time (within " in verdict) == (factor == 1.0)
 
 
 def test_requiring_an_aspect_that_nobody_knows_is_refused(capsys):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from zsim.io.units import format_time
 from zsim.runs.compare.check import Check
 
 Aspect = Literal["order", "bytes", "memory", "numerics", "time"]
@@ -79,13 +80,16 @@ class Agreement:
         return self.ok and not self.with_faults and not set(self.unchecked) - set(OPTIONAL)
 
     def __str__(self) -> str:
-        """The last line of a report: `agrees in order, bytes and memory; time not checked: …`."""
+        """The last line of a report: `agrees in order, bytes and memory; time not checked: …`.
+
+        A time within a band is told with its ends: a wide one says little.
+        """
         if self.failed:
             return f"DIFFERS: {listed(self.failed)}"
         if not self.checked:
             return "NOTHING was checked"
         alike = "WITH FAULTS, alike" if self.with_faults else "agrees"
-        parts = [f"{alike} in {listed(self.checked)}"]
+        parts = [f"{alike} in {listed([self._in_words(aspect) for aspect in self.checked])}"]
         parts += [
             f"{aspect} not checked: {reason.splitlines()[0].partition(';')[0]}"
             for aspect, reason in self.unchecked.items()
@@ -94,6 +98,11 @@ class Agreement:
         if self.missing:
             parts.append(f"FAILED: --require {','.join(self.missing)}")
         return "; ".join(parts)
+
+    def _in_words(self, aspect: Aspect) -> str:
+        bands = [item.band_ns for item in self.checks if item.name == DECIDES[aspect]]
+        band = next(filter(None, bands), None)
+        return f"{aspect} (within {' to '.join(map(format_time, band))})" if band else aspect
 
 
 def listed(names: Sequence[str]) -> str:

@@ -20,3 +20,5 @@ class Check:
     measured: Number | None = None
     relative_error: float | None = None
     detail: str = ""
+    band_ns: tuple[int, int] | None = None
+    """The times between which the measured one was to lie."""

@@ -61,12 +61,13 @@ def compare_time(predicted: RunRecord, measured: RunRecord, *, bound: float) -> 
         return Check(name=NAME, status="unsupported", predicted=left, measured=right, detail=detail)
     error = (left - right) / right
     band = band_of(predicted) if _is_timed(measured) else None
+    ends_ns: tuple[int, int] | None = None
     if band is None:
         good, within = abs(error) <= bound, f", {error:+.1%}, at most {bound:.0%} allowed"
         detail = f"predicted {format_time(left)}, measured {format_time(right)}{within}"
     else:
         low, high = round(left * band[0]), round(left * band[1] * slower)
-        good = low <= right <= high
+        good, ends_ns = low <= right <= high, (low, high)
         ends = f"{format_time(low)} to {format_time(high)}{_widened(share)}"
         word = "within" if good else "beyond"
         detail = (
@@ -80,6 +81,7 @@ def compare_time(predicted: RunRecord, measured: RunRecord, *, bound: float) -> 
         measured=right,
         relative_error=error,
         detail=detail,
+        band_ns=ends_ns,
     )
 
 
