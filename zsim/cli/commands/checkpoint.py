@@ -18,6 +18,8 @@ from zsim.cli.reports import report
 from zsim.io.units import counted, format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
 
+MOST_SHARE = 0.9999
+"""Share of lost time up to which it is told."""
 MOST_ROWS = 8
 """Most files, and most ranks that read, that a table has."""
 LEAST_PART = 1000
@@ -61,11 +63,21 @@ def _rows(made: CheckpointReport, schedule: CheckpointSchedule) -> Iterator[tupl
     if schedule.every_ns is not None and schedule.saving_share is not None:
         yield "every", f"{format_time(schedule.every_ns)}: saving takes {schedule.saving_share:.2%}"
     if schedule.best is not None:
+        young = f"{format_time(schedule.best.young_ns)} (Young), "
         yield "best interval", (
-            f"{format_time(schedule.best.young_ns)} (Young), "
-            f"{format_time(schedule.best.daly_ns)} (Daly)"
+            f"{young if schedule.best.young_holds else ''}{format_time(schedule.best.daly_ns)} "
+            "(Daly)"
         )
-    if schedule.losses is not None:
+        if not schedule.best.young_holds:
+            yield "", (
+                "Young's formula holds for saves up to a hundredth of the time between failures"
+            )
+    if schedule.losses is not None and not schedule.losses.makes_progress:
+        yield "a failure", (
+            f"comes before enough is saved: the job makes no progress, saving and failures take "
+            f"{min(schedule.losses.share, MOST_SHARE):.2%} of all time or more"
+        )
+    elif schedule.losses is not None:
         yield "a failure", (
             f"loses {format_time(schedule.losses.by_failure_ns)} on average; saving and failures "
             f"take {schedule.losses.share:.2%} of all time"
