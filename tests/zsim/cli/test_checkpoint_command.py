@@ -50,6 +50,18 @@ def test_json_has_files_times_memory_and_reads(
     assert told["warnings"] == []
 
 
+def test_a_job_that_fails_as_often_as_it_saves_makes_no_progress(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(f'{SMALL}checkpoint = {{ mean_time_between_failures = "1 ms" }}\n')
+    assert main(["checkpoint", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "the job makes no progress: saving and failures take 99." in shown
+    assert "(Young)" not in shown
+    assert "Young's formula holds for saves up to a hundredth of the time between" in shown
+
+
 @pytest.mark.parametrize(("more", "arguments", "message"), [
     ('checkpoint = { every = "1 week" }', [], "checkpoint.every: expected a whole number or a "),
     ('checkpoint = { format = "deepspeed" }', [], "checkpoint.format: expected "),

@@ -73,8 +73,8 @@ def _rows(made: CheckpointReport, schedule: CheckpointSchedule) -> Iterator[tupl
                 "Young's formula holds for saves up to a hundredth of the time between failures"
             )
     if schedule.losses is not None and not schedule.losses.makes_progress:
-        yield "a failure", (
-            f"comes before enough is saved: the job makes no progress, saving and failures take "
+        yield "failures", (
+            f"the job makes no progress: saving and failures take "
             f"{min(schedule.losses.share, MOST_SHARE):.2%} of all time or more"
         )
     elif schedule.losses is not None:
