@@ -147,8 +147,8 @@ def _offloading(kind: Strategy) -> OptionValue | None:
 
 
 def _offload_under(kind: Strategy, scenario: Scenario) -> Offload:
-    """The part of the scenario's offloading that the strategy can do by the table; the rest stays
-    on the device, and what only the rest reads has its default."""
+    """The part of the scenario's offloading that the strategy can do by the table. The rest stays
+    on the device, and options that only the rest reads have their defaults."""
     offload, able = scenario.offload, kind.offloadable
     if _is_by_option(scenario) and scenario.cluster.kind != "cpu":
         offload = replace(offload, optimizer="cpu", parameters="cpu")

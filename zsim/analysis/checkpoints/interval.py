@@ -17,7 +17,7 @@ MOST_OF_YOUNG = 0.01
 """Largest C/M for Young's formula, which is 2/3·√(C/2M) too long: 5 % here. Daly's is within 6 %
 for any."""
 _LARGE = 50.0
-"""From here on log(exp(x) − 1) is x in floating point."""
+"""Number x from which log(exp(x) − 1) is x in floating point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
