@@ -40,7 +40,7 @@ def figure(sweep: Sweep) -> Any:
     if not rows:
         raise SweepError(where="plot", expected="points that were computed", found="none")
     axes = drawn.add_subplot()
-    for number, value in enumerate(dict.fromkeys(short(row[first]) for row in rows)):
+    for number, value in enumerate(map(short, sweep.axes.values[first])):
         own = [row for row in rows if short(row[first]) == value]
         for fits in (True, False):
             some = [row for row in own if (row["verdict"] != "OOM") is fits]

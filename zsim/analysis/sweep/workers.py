@@ -113,7 +113,10 @@ def _by_dask(
         futures = client.map(function, tasks, pure=False, retries=0)
         numbers = {future.key: number for number, future in enumerate(futures)}
         for future in distributed.as_completed(futures):
-            yield numbers[future.key], future.result() if future.status == "finished" else None
+            error = future.exception()
+            if error and not isinstance(error, distributed.KilledWorker):
+                raise _unable("dask", error)
+            yield numbers[future.key], None if error else future.result()
             future.release()
 
 
@@ -131,7 +134,17 @@ def _by_ray(
             number = waiting.pop(ready)
             try:
                 yield number, ray.get(ready)
+            except ray.exceptions.RayTaskError as error:
+                raise _unable("ray", error.cause) from None
             except ray.exceptions.RayError:
                 yield number, None
     finally:
         ray.shutdown()
+
+
+def _unable(kind: str, error: BaseException) -> SweepError:
+    """The error of workers that cannot begin; a point's own errors are its row."""
+    return SweepError(
+        where=f"--on {kind}", expected="workers that have this version of zsim",
+        found=f"{type(error).__name__}: {error}"[:200], remedy="install it where they run",
+    )

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -131,6 +132,22 @@ def kill_itself(task: int) -> int:
 def test_a_task_that_kills_its_worker_ends_no_other() -> None:
     pytest.importorskip("joblib")
     told = dict(workers.results(kill_itself, range(8), on="loky", workers=2))
+    assert told == {task: None if task == 5 else task * task for task in range(8)}
+
+
+@pytest.mark.slow  # recorded in zsim/analysis/sweep/README.md
+@pytest.mark.filterwarnings("ignore")  # of dask and ray themselves
+@pytest.mark.parametrize(("on", "library"), [("dask", "distributed"), ("ray", "ray")])
+def test_dask_and_ray_make_the_same_table_and_outlive_a_killed_worker(
+    on, library, monkeypatch
+) -> None:
+    pytest.importorskip(library)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{Path(__file__).parent}")  # workers load this file
+    axes = {"strategy": AXES["strategy"][2:], "batch.micro_batch": [1, 2]}
+    table, other = (zsim.sweep(BASE, axes, on=kind, workers=2) for kind in ("loky", on))
+    assert other.to_csv() == table.to_csv()
+    assert [row["status"] for row in table.rows] == ["ok", "ok", "refused", "refused"]
+    told = dict(workers.results(kill_itself, range(8), on=on, workers=2))
     assert told == {task: None if task == 5 else task * task for task in range(8)}
 
 
