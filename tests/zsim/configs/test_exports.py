@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from tests.support.configs import imported
@@ -39,14 +39,24 @@ def of_deepspeed(draw: st.DrawFn) -> Scenario:
     strategy = {"name": f"deepspeed{stage}"} | draw(st.fixed_dictionaries({}, optional={
         "reduce_bucket_size": SIZES, "overlap_comm": st.booleans(),
         **({"stage3_max_live_parameters": SIZES, "stage3_prefetch_bucket_size": SIZES,
-            "stage3_param_persistence_threshold": SIZES, "sub_group_size": SIZES}
+            "stage3_param_persistence_threshold": SIZES, "sub_group_size": SIZES,
+            "zero_hpz_partition_size": st.sampled_from([1, 2])}
            if stage == 3 else {"round_robin_gradients": st.booleans()}),
     }))
-    return Scenario(
-        model=MODEL, cluster={"preset": "cpu-gloo", "ranks": draw(st.integers(2, 4))},
-        batch=draw(BATCHES), strategy=strategy, optimizer=draw(OPTIMIZERS),
-        precision={"parameters": draw(DTYPES), "reduce": draw(DTYPES)},
-    )
+    offload = draw(st.none() | st.fixed_dictionaries(
+        {"optimizer": st.just("cpu"), "adam": st.sampled_from(["torch", "deepspeed"])},
+        optional={"pin_memory": st.booleans(),
+                  **({"parameters": st.just("cpu")} if stage == 3 else {})},
+    ))
+    try:
+        return Scenario(
+            model=MODEL, cluster={"preset": "cpu-gloo", "ranks": draw(st.sampled_from([2, 4]))},
+            batch=draw(BATCHES), strategy=strategy, optimizer=draw(OPTIMIZERS),
+            precision={"parameters": draw(DTYPES), "reduce": draw(DTYPES)},
+            **({"offload": offload} if offload else {}),
+        )
+    except ScenarioError:
+        reject()
 
 
 @st.composite
