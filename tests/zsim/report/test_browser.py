@@ -145,6 +145,8 @@ def test_each_stage_shows_its_holders_at_each_change(page, sides):
     assert len(seen) >= len(stages) - 1  # hsdp's own and another may hold alike
     page.click('#holders button[aria-label="Change before"]')
     assert "between two steps" in told(page, "holders")
+    page.select_option("#stage", label="zero2")
+    assert "between two steps, gradients freed (0 of" in told(page, "holders")
     page.select_option("#stage", label="zero3")
     for unit in ("root", "blocks.0", "blocks.1"):
         page.click("#holders button:has-text('Next gather')")
@@ -152,6 +154,8 @@ def test_each_stage_shows_its_holders_at_each_change(page, sides):
     box = page.locator("#holders canvas").bounding_box()
     page.mouse.move(box["x"] + 120, box["y"] + 40)
     assert "rank 0, " in page.inner_text("#tip")
+    page.mouse.wheel(0, 400)  # the page goes on below the pointer
+    page.locator("#tip").wait_for(state="hidden")
     page.focus("#holders canvas")
     page.keyboard.press("ArrowRight")
     first = told(page, "holders")

@@ -122,6 +122,12 @@ function fresh(box, height, label) {
 }
 
 const tipBox = document.getElementById("tip");
+const hideTip = () => { tipBox.hidden = true; };
+document.addEventListener("scroll", hideTip, true); // what it told of is no longer below the pointer
+document.documentElement.addEventListener("pointerleave", hideTip);
+document.addEventListener("pointermove", event => {
+  if (!event.target.closest?.(".draw")) hideTip();
+});
 function tip(event, text) {
   tipBox.hidden = !text;
   if (!text) return;

@@ -106,8 +106,10 @@ function holdersWidget() {
     }
     const point = at ? first.points[at - 1] : null;
     const sum = d3.sum([...held(first, at).values()]);
+    const freed = ![...held(first, 0).keys()].some(key => key.startsWith("gradients "));
+    const rest = `between two steps${freed ? ", gradients freed" : ""}`;
     output.textContent = `${now.name}, ${now.formula}: ` +
-      `${point ? first.labels[point[0]] : "between two steps"} (${at} of ${slider.max}), rank ` +
+      `${point ? first.labels[point[0]] : rest} (${at} of ${slider.max}), rank ` +
       `${now.ranks[0][0]} holds ${formatBytes(sum)} of these` +
       (now.left_out ? `; ${now.left_out} are not drawn` : "");
     if (chosen !== null) {

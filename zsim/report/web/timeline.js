@@ -7,7 +7,8 @@ function timelineWidget() {
   const box = section("timeline", "Timeline of the step",
     "A row for each stream of a rank. Red hatching: communication runs and compute waits for it. " +
     "Outlined and joined: the critical path. Focus the drawing for the keys: arrows pan and change " +
-    "the row, + and − zoom, 0 shows all, n and p go from span to span.");
+    "the row, + and − zoom, 0 shows all, n and p go from span to span. Ctrl and the wheel zoom, " +
+    "too; drag to pan.");
   if (!data.ranks.length) { element(box, "p", "No side has spans."); return; }
   const bands = report.sides.map(side => side.band_ns ? side.band_ns[1] : 0);
   const end = Math.max(data.end_ns, Math.min(d3.max(bands), 1.4 * data.end_ns));
