@@ -171,7 +171,7 @@ def test_validate_compares_and_exits_0_when_all_agrees(capsys):
         ("exposed communication", "unsupported"), ("time by unit", "unsupported"),
     ]
     assert set(printed["checks"][0]) == {
-        "name", "status", "predicted", "measured", "relative_error", "detail"
+        "name", "status", "predicted", "measured", "relative_error", "detail", "band_ns"
     }
 
 
