@@ -235,3 +235,34 @@ def test_the_keyboard_reaches_every_widget(page):
         page.click(f"#{name} h2")  # the next key goes on from there
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.closest('section').id") == name
+
+
+def test_a_side_much_shorter_than_another_has_an_axis_of_its_own(browser, tmp_path):
+    """Spans of the short step are found by the pointer in the right half of the drawing."""
+    short = zsim.Scenario(
+        model={"preset": "gpt-tiny"}, batch={"micro_batch": 1, "sequence_length": 32},
+        cluster={"preset": "dgx-h100"}, strategy={"name": "fsdp2"}, name="short",
+    )
+    long = zsim.Scenario(
+        model={"preset": "llama-3-8b"}, batch={"micro_batch": 1, "sequence_length": 4096},
+        cluster={"preset": "dgx-h100"}, strategy={"name": "fsdp2"}, name="long",
+    )
+    file = tmp_path / "two.html"
+    file.write_text(report([of_scenario(short), of_scenario(long)]), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    said: list[str] = []
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(file.as_uri())
+    page.wait_for_selector("html[data-ready]", state="attached")
+    page.locator("#timeline canvas").scroll_into_view_if_needed()
+    box = page.locator("#timeline canvas").bounding_box()
+    tips = set()
+    for part in range(50, 70):
+        page.mouse.move(box["x"] + box["width"] * part / 100, box["y"] + 55)
+        tips.add(page.inner_text("#tip"))
+    assert any("compute" in tip for tip in tips)
+    assert data_of([of_scenario(long)])["timeline"]["end_ns"] > 10**8
+    assert not any(" s," in tip for tip in tips)  # its own times, below those of the long step
+    page.screenshot(path=str(tmp_path / "two.png"))
+    page.close()
+    assert said == []

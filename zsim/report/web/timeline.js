@@ -1,6 +1,7 @@
 // Timeline: rows of spans by side, rank and stream; zoom, pan, hover, exposed time, critical path.
 
 const FIRST_RANKS = 4;
+const OWN_AXIS = 3;
 
 function timelineWidget() {
   const data = report.timeline;
@@ -12,6 +13,16 @@ function timelineWidget() {
   if (!data.ranks.length) { element(box, "p", "No side has spans."); return; }
   const bands = report.sides.map(side => side.band_ns ? side.band_ns[1] : 0);
   const end = Math.max(data.end_ns, Math.min(d3.max(bands), 1.4 * data.end_ns));
+  // A side much shorter than the longest has an axis of its own: its times are stretched.
+  const ends = new Map();
+  for (const rank of data.ranks) for (const track of rank.tracks) {
+    const last = d3.max(track.spans, span => span[END]) || 0;
+    ends.set(rank.side, Math.max(last, ends.get(rank.side) || 1));
+  }
+  const longest = d3.max([...ends.values()]);
+  report.sides.forEach((side, i) => {
+    side.stretch = ends.get(i) < longest / OWN_AXIS ? longest / ends.get(i) : 1;
+  });
   const state = { view: [0, end], row: 0, span: null, all: false };
   const controls = element(box, "div", "", { class: "controls" });
   const drawing = element(box, "div", "", { class: "draw" });
@@ -37,7 +48,9 @@ function timelineWidget() {
       if (!state.all && number >= FIRST_RANKS) continue;
       const first = rows.length, several = report.sides.length > 1;
       rank.top = y + 6;
-      rank.title = (several ? `${report.sides[rank.side].name}: ` : "") + rank.label;
+      const { name, stretch } = report.sides[rank.side];
+      rank.title = (several ? `${name}: ` : "") + rank.label + (stretch > 1
+        ? `, on an axis of its own to ${formatTime(Math.round(end / stretch))}` : "");
       y += GAP + 4;
       for (const track of rank.tracks) { rows.push({ rank, track, y, first }); y += ROW; }
     }
@@ -49,6 +62,10 @@ function timelineWidget() {
     const [context, width] = sharp(canvas, height);
     left = width < 600 ? 76 : 150;
     scale = d3.scaleLinear().domain(state.view).range([left, width - 8]);
+    for (const row of rows) {
+      const { stretch } = report.sides[row.rank.side];
+      row.scale = scale.copy().domain(state.view.map(ns => ns / stretch));
+    }
     drawTimeline(context, { scale, rows, left, width, height, chosen: rows[state.row],
       span: state.span });
   }
@@ -88,7 +105,8 @@ function timelineWidget() {
     const x = event.clientX - place.left, y = event.clientY - place.top;
     const row = rows.findIndex(each => y >= each.y && y < each.y + ROW);
     if (row < 0 || x < left) return [row, null];
-    const ns = scale.invert(x), slack = scale.invert(x + 1) - ns, list = rows[row].track.spans;
+    const own = rows[row].scale, ns = own.invert(x), slack = own.invert(x + 1) - ns;
+    const list = rows[row].track.spans;
     const index = d3.bisector(span => span[END]).left(list, ns - slack);
     const span = list[index];
     return [row, span && span[START] <= ns + slack ? span : null];
@@ -124,13 +142,13 @@ function timelineWidget() {
   function step(by) {
     const list = rows[state.row].track.spans;
     const now = state.span ? list.indexOf(state.span) : -1;
-    const first = list.findIndex(span => span[END] > state.view[0]);
+    const { stretch } = report.sides[rows[state.row].rank.side];
+    const first = list.findIndex(span => span[END] * stretch > state.view[0]);
     const next = now < 0 ? Math.max(0, first) : Math.max(0, Math.min(list.length - 1, now + by));
     state.span = list[next];
     output.textContent = toldOf(state.span, rows[state.row]);
-    const [a, b] = state.view, length = b - a;
-    if (state.span[START] < a || state.span[START] > b) move(state.span[START] - length / 4,
-      state.span[START] + 3 * length / 4);
+    const [a, b] = state.view, length = b - a, start = state.span[START] * stretch;
+    if (start < a || start > b) move(start - length / 4, start + 3 * length / 4);
     else draw();
   }
 

@@ -20,10 +20,10 @@ function drawTimeline(context, chart) {
   drawBands(context, chart);
   for (const row of rows) {
     drawSpans(context, chart, row);
-    if (row.track.stream === "compute") drawExposed(context, chart, row);
+    if (row.track.stream === "compute") drawExposed(context, row);
   }
-  for (const row of rows) if (row.track === row.rank.tracks[0]) drawPath(context, chart, row);
-  if (chart.span) outline(context, chart, chart.span, chart.chosen, colour("accent"), 3);
+  for (const row of rows) if (row.track === row.rank.tracks[0]) drawPath(context, row);
+  if (chart.span) outline(context, chart.span, chart.chosen, colour("accent"), 3);
   context.restore();
 }
 
@@ -45,7 +45,7 @@ function drawBands(context, { scale, height }) {
   context.globalAlpha = 0.13;
   context.fillStyle = colour("accent");
   for (const side of report.sides) {
-    if (!side.band_ns) continue;
+    if (!side.band_ns || side.stretch > 1) continue;
     const [low, high] = side.band_ns.map(scale);
     context.fillRect(low, 18, Math.max(1, high - low), height - 18);
   }
@@ -53,7 +53,7 @@ function drawBands(context, { scale, height }) {
 }
 
 function drawSpans(context, chart, row) {
-  const { scale, left } = chart, [from, to] = scale.domain();
+  const { left } = chart, { scale } = row, [from, to] = scale.domain();
   let lastX = -1;
   for (const span of row.track.spans) {
     if (span[END] < from || span[START] > to) continue;
@@ -67,7 +67,7 @@ function drawSpans(context, chart, row) {
       context.fillStyle = colour("bad");
       context.fillRect(x, row.y + ROW - 6, Math.max(0.6, w), 3);
     }
-    if (span[CRITICAL] && w > 1.5) outline(context, chart, span, row, colour("critical"), 1.2);
+    if (span[CRITICAL] && w > 1.5) outline(context, span, row, colour("critical"), 1.2);
     if (w < 24) continue;
     context.fillStyle = "#ffffff";
     const room = Math.floor((Math.min(w, scale(to) - x) - 6) / 6.6), whole = unit || kind;
@@ -77,7 +77,8 @@ function drawSpans(context, chart, row) {
   }
 }
 
-function drawExposed(context, { scale }, row) {
+function drawExposed(context, row) {
+  const { scale } = row;
   const [from, to] = scale.domain();
   for (const [start, end] of row.rank.exposed) {
     if (end < from || start > to) continue;
@@ -86,7 +87,8 @@ function drawExposed(context, { scale }, row) {
   }
 }
 
-function drawPath(context, { scale }, row) {
+function drawPath(context, row) {
+  const { scale } = row;
   context.strokeStyle = colour("critical");
   context.lineWidth = 1;
   context.globalAlpha = 0.75;
@@ -100,7 +102,8 @@ function drawPath(context, { scale }, row) {
   context.globalAlpha = 1;
 }
 
-function outline(context, { scale }, span, row, ink, width) {
+function outline(context, span, row, ink, width) {
+  const { scale } = row;
   context.strokeStyle = ink;
   context.lineWidth = width;
   const x = scale(span[START]);
