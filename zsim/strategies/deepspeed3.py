@@ -3,9 +3,9 @@ them, and ahead by a recorded trace.
 
 Each unit is a module that owns its parameters. Ordinary modules, which DeepSpeed gathers one by
 one, are not modelled (README.md, "Units of deepspeed3"). The first forward and backward gather unit
-by unit. Later ones follow the trace: a unit gathers what is missing, then more ahead, until too much is
-whole (coordinator.py). Gradients are reduce-scattered bucket by bucket within backward, and a
-rank's shards of them stay from step to step. The step releases everything, and gathers small
+by unit. Later ones follow the trace: a unit gathers what is missing, then more ahead, until too
+much is whole (coordinator.py). Gradients are reduce-scattered bucket by bucket within backward, and
+a rank's shards of them stay from step to step. The step releases everything, and gathers small
 parameters that persist.
 
 A module out of the recorded order has DeepSpeed drop the trace. The step that records anew gathers
