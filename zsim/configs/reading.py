@@ -97,6 +97,8 @@ def read_config(
     """The scenario in a config of another tool; ScenarioError with every key that is unknown,
     contradictory or open. `recipe`: the function of a Python config."""
     chosen = kind or kind_of(path)
+    if chosen is None and path.suffix.lower() in JSON_OR_YAML:  # a file that no tool can read
+        JSON_OR_YAML[path.suffix.lower()](documents.text_of(path), where=str(path))
     if chosen is None:
         raise ArgumentError(
             where=str(path), expected=f"a config of {', '.join(IMPORTERS)}", found="none of them",

@@ -244,3 +244,11 @@ def test_the_example_below_each_help_is_a_command_line(name, capsys):
     assert (parts[0], options.command) == ("zsim", name)
     assert main([name, "--help"]) == 0
     assert f"example: {' '.join(parts)}" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("nodes", "replicas"), [(1, 2), (4, 4)])
+def test_new_has_a_mesh_for_hsdp(tmp_path, nodes, replicas):
+    out = tmp_path / "new.toml"
+    asked = ["new", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--sequence-length", "64"]
+    assert main([*asked, "--nodes", str(nodes), "--strategy", "hsdp", "-o", str(out)]) == 0
+    assert load(out).mesh.dp_replicate == replicas

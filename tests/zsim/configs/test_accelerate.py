@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import zsim
 from tests.support.configs import imported, problems
 from zsim import ScenarioError
 
@@ -189,3 +190,25 @@ def test_arguments_that_are_wrong_or_not_modelled_are_named(tmp_path, more, said
     with pytest.raises(ScenarioError) as caught:
         arguments(tmp_path, **more)
     assert said in problems(caught.value)
+
+
+def test_the_launcher_keeps_original_parameters_where_a_config_does_not_say(tmp_path):
+    assert strategy(tmp_path, FSDP + BLOCKS)[0]["use_orig_params"] is True
+
+
+def test_dynamo_compiles_the_step(tmp_path):
+    text = FSDP + BLOCKS + "dynamo_config:\n  dynamo_backend: {}\n"
+    assert strategy(tmp_path, text.format("INDUCTOR"))[1].scenario.execution.compile
+    assert not strategy(tmp_path, text.format("'NO'"))[1].scenario.execution.compile
+
+
+def test_ranks_on_cpus_are_none_of_a_cluster_of_gpus(tmp_path):
+    with pytest.raises(ScenarioError, match="use_cpu: expected false on a cluster of GPUs"):
+        strategy(tmp_path, FSDP + BLOCKS + "use_cpu: true\n", cluster="dgx-h100")
+
+
+def test_what_makes_yaml_unreadable_is_told_without_a_kind_too(tmp_path):
+    path = tmp_path / "alias.yaml"
+    path.write_text("a: &x 1\nb: *x\n")
+    with pytest.raises(ScenarioError, match="expected no anchors and aliases"):
+        zsim.import_config(path)

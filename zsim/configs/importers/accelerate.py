@@ -29,7 +29,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     precision = config.word("mixed_precision", ("no", "fp16", "bf16", "fp8"), "no")
     number = config.whole("num_processes")
     machines = config.whole("num_machines", 1)
-    _launcher(config)
+    _launcher(config, draft)
     replicas = _mesh(config.table("parallelism_config"), draft)
     if kind != "FSDP":
         config.ignore("not of this distributed_type", "fsdp_config")
@@ -77,20 +77,28 @@ def replicated_precision(draft: Draft, said: str | None) -> None:
                                                "which is modelled with sharded parameters")
 
 
-def _launcher(config: ConfigKeys) -> None:
+def _launcher(config: ConfigKeys, draft: Draft) -> None:
     """Leave out what launches ranks, and refuse what compiles or runs elsewhere."""
     config.ignore(
         "it launches ranks, and changes no step", "compute_environment", "debug", "machine_rank",
         "main_process_ip", "main_process_port", "main_training_function", "rdzv_backend",
         "rdzv_endpoint", "same_network", "gpu_ids", "enable_cpu_affinity", "deepspeed_hostfile",
         "tpu_env", "tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "commands",
-        "command_file", "downcast_bf16", "use_cpu", "max_restarts", "monitor_interval",
-        "num_cpu_threads_per_process", "ipex_config", "dynamo_backend", "use_mps_device",
-        "deepspeed_fields_from_accelerate_config", "fp16", "role",
+        "command_file", "downcast_bf16", "max_restarts", "monitor_interval",
+        "num_cpu_threads_per_process", "ipex_config", "use_mps_device",
+        "deepspeed_fields_from_accelerate_config", "role",
     )
+    config.only("fp16", False, unmodelled="write mixed_precision: fp16")
+    on_gpus = draft.cluster is not None and draft.cluster.kind != "cpu"
+    if config.flag("use_cpu", False) and on_gpus:
+        draft.notes.problem("use_cpu", "expected false on a cluster of GPUs, found true; name a "
+                                       "cluster of CPUs, as --cluster cpu-gloo")
     dynamo = config.table("dynamo_config")
-    dynamo.ignore("torch.compile is told by execution.compile", "dynamo_backend", "dynamo_mode",
-                  "dynamo_use_dynamic", "dynamo_use_fullgraph", "dynamo_use_regional_compilation")
+    backend = dynamo.any("dynamo_backend", config.any("dynamo_backend"))
+    if str(backend or "no").lower() != "no":
+        draft.put("execution.compile", True)
+    dynamo.ignore("an option of torch.compile", "dynamo_mode", "dynamo_use_dynamic",
+                  "dynamo_use_fullgraph", "dynamo_use_regional_compilation")
     dynamo.close()
     config.ignore("recipes of 8 bits are told by execution.float8", "fp8_config")
 

@@ -46,7 +46,8 @@ def read(fsdp: ConfigKeys, draft: Draft, *, version: int, policy: str, replicas:
 
 
 def _first(fsdp: ConfigKeys, draft: Draft, *, replicas: int) -> None:
-    """Put FSDP1's options. Newer configs name its sharding under reshard_after_forward."""
+    """Put FSDP1's options. Newer configs name its sharding under reshard_after_forward. `accelerate
+    launch` and transformers set use_orig_params where a config does not say."""
     newer = fsdp.any("reshard_after_forward", "FULL_SHARD")
     said = str(fsdp.any("sharding_strategy", newer)).upper()
     name = NUMBERS.get(said, "FULL_SHARD" if said == "TRUE" else
@@ -57,7 +58,7 @@ def _first(fsdp: ConfigKeys, draft: Draft, *, replicas: int) -> None:
         return
     sharding, hybrid = SHARDINGS[name]
     prefetch, forward = fsdp.any("backward_prefetch"), fsdp.flag("forward_prefetch", False)
-    original = fsdp.flag("use_orig_params", False)
+    original = fsdp.flag("use_orig_params", True)
     limit = fsdp.flag("limit_all_gathers", True)
     offload = _offload(fsdp)
     if sharding is None:

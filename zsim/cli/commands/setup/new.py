@@ -92,6 +92,10 @@ def _scenario(
     draft.put(f"cluster.{'nodes' if on_gpus else 'ranks'}", _whole(answers["size"]))
     if on_gpus:
         draft.put("precision", {"parameters": "bf16", "reduce": "fp32"})
+    axes = {"strategy.dp_replicate", "strategy.dp_shard"}
+    if answers["strategy"] == "hsdp" and axes.isdisjoint(told):
+        nodes = _whole(answers["size"]) if on_gpus else 1
+        draft.put("strategy.dp_replicate", nodes if isinstance(nodes, int) and nodes > 1 else 2)
     draft.put("optimizer", {"name": "adamw", "implementation": "fused" if on_gpus else "foreach"})
     draft.put("batch.accumulation", told.get("batch.accumulation", 1))
     try:
