@@ -197,7 +197,7 @@ def _kind(reason: str) -> str:
         return head or "do not divide the global batch"
     if " are asked" in reason:
         return "too dear for the budget" if reason.startswith("costs") else "too slow for the days"
-    return "on the front as well" if reason.endswith("% time") else reason[:90]
+    return "on the front as well" if reason.endswith("% time") else reason
 
 
 def _verdict(plan: Plan) -> Iterator[str]:
