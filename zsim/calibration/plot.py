@@ -15,6 +15,7 @@ from typing import Any
 from zsim.calibration.row_predictions import Predicted
 from zsim.errors import ZsimError
 from zsim.io import files
+from zsim.io.extras import library
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Colours of Okabe and Ito, for readers with any colour vision."""
@@ -54,14 +55,10 @@ def write(rows: Sequence[Predicted], path: Path) -> None:
 
 def _figure() -> Any:
     """matplotlib's Figure, which keeps no global state; PlotError where it is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise PlotError(
-            where="--plot", expected="matplotlib, which draws the picture", found="none",
-            remedy="pip install 'zsim[plot]'",
-        ) from None
-    return Figure
+    return library(
+        "matplotlib.figure", error=PlotError, where="--plot",
+        expected="matplotlib, which draws the picture", remedy="pip install 'zsim[plot]'",
+    ).Figure
 
 
 def _settings() -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zsim.errors import ZsimError
+from zsim.io.extras import library
 
 
 class DataFrameError(ZsimError):
@@ -14,11 +15,8 @@ class DataFrameError(ZsimError):
 
 def data_frame(rows: Sequence[Any], columns: Sequence[str]) -> Any:
     """The DataFrame of `rows`, sequences or mappings; DataFrameError without pandas."""
-    try:
-        import pandas
-    except ImportError:
-        raise DataFrameError(
-            where="to_pandas()", expected="pandas", found="none",
-            remedy="pip install 'zsim[notebook]'",
-        ) from None
+    pandas = library(
+        "pandas", error=DataFrameError, where="to_pandas()", expected="pandas",
+        remedy="pip install 'zsim[notebook]'",
+    )
     return pandas.DataFrame(list(rows), columns=list(columns))

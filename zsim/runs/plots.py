@@ -9,6 +9,7 @@ from typing import Any
 
 from zsim.errors import ZsimError
 from zsim.io.data_frame import data_frame
+from zsim.io.extras import library
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import RankRun, RunRecord
 
@@ -115,14 +116,11 @@ def _rank(record: RunRecord, rank: int | None) -> RankRun:
 
 def _figure(*, height: float) -> Any:
     """matplotlib's Figure, which keeps no global state."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise PictureError(
-            where="a plot", expected="matplotlib", found="none",
-            remedy="pip install 'zsim[notebook]'",
-        ) from None
-    return Figure(figsize=(9.0, height), layout="constrained")
+    matplotlib = library(
+        "matplotlib.figure", error=PictureError, where="a plot", expected="matplotlib",
+        remedy="pip install 'zsim[notebook]'",
+    )
+    return matplotlib.Figure(figsize=(9.0, height), layout="constrained")
 
 
 def _patch(kind: str) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zsim.analysis.sweep.axes import SweepError
 from zsim.analysis.sweep.printed import computed, short
 from zsim.io import files
+from zsim.io.extras import library
 
 if TYPE_CHECKING:
     from zsim.analysis.sweep.table import Sweep
@@ -60,10 +61,8 @@ def _places(rows: Any) -> tuple[list[float], list[int]]:
 
 
 def _figure() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SweepError(
-            where="--plot", expected="matplotlib", found="none", remedy="pip install 'zsim[plot]'"
-        ) from None
-    return Figure(figsize=(8.0, 5.0), layout="constrained")
+    matplotlib = library(
+        "matplotlib.figure", error=SweepError, where="--plot", expected="matplotlib",
+        remedy="pip install 'zsim[plot]'",
+    )
+    return matplotlib.Figure(figsize=(8.0, 5.0), layout="constrained")

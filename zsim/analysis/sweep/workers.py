@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from zsim.analysis.sweep.axes import SweepError
+from zsim.io.extras import library
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -56,16 +57,11 @@ def require(on: str) -> None:
 
 
 def _library(name: str) -> Any:
-    from importlib import import_module
-
-    try:
-        return import_module(name)
-    except ImportError:
-        install = {"joblib": "pip install 'zsim[sweep]'", "distributed": "pip install distributed"}
-        raise SweepError(
-            where="--on", expected=f"{name}, which gives out the points", found="none",
-            remedy=f"{install.get(name, f'pip install {name}')}, or --on here",
-        ) from None
+    install = {"joblib": "pip install 'zsim[sweep]'", "distributed": "pip install distributed"}
+    return library(
+        name, error=SweepError, where="--on", expected=f"{name}, which gives out the points",
+        remedy=f"{install.get(name, f'pip install {name}')}, or --on here",
+    )
 
 
 def _by_loky(

@@ -19,6 +19,7 @@ from zsim.cluster.devices import AttentionRate, Device
 from zsim.engine.costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.errors import ZsimError
+from zsim.io.extras import library
 from zsim.ir.program import Program
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
@@ -388,14 +389,10 @@ def _best(
 
 def solver() -> Any:
     """scipy's least_squares; CalibrationError where there is no scipy."""
-    try:
-        from scipy.optimize import least_squares
-    except ImportError:
-        raise CalibrationError(
-            where="zsim calibrate", expected="scipy, which fits the constants", found="none",
-            remedy="pip install 'zsim[calibrate]'",
-        ) from None
-    return least_squares
+    return library(
+        "scipy.optimize", error=CalibrationError, where="zsim calibrate",
+        expected="scipy, which fits the constants", remedy="pip install 'zsim[calibrate]'",
+    ).least_squares
 
 
 def _product(first: float, second: float) -> float:
