@@ -17,6 +17,7 @@ from zreal.processes import launch
 from zreal.processes.rank_status import RankStatus
 
 torch.set_warn_always(True)
+launch.PRELOAD.append("tests.support.brief_timing")
 
 Condition = Callable[[list[RankStatus]], bool]
 TimeOutWhen = Callable[[Condition], None]

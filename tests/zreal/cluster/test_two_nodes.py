@@ -55,6 +55,7 @@ def validated(folder: Path, *more: str, fault: int | None = None) -> int:
     ])
 
 
+@pytest.mark.slow  # test_examples.py has two nodes, beside one another on this machine
 def test_ranks_on_two_nodes_agree_with_the_simulator(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

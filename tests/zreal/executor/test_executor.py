@@ -93,7 +93,7 @@ def parity(run: RankRun) -> float:
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize(("strategy", "accumulation"), RUNS)
+@pytest.mark.parametrize(("strategy", "accumulation"), one_in(2, RUNS))
 def test_two_ranks_do_what_the_program_says_and_train_as_one_process(
     strategy: str, accumulation: tuple[int, str]
 ) -> None:
@@ -123,19 +123,6 @@ def test_two_groups_of_two_ranks_do_what_the_program_says_and_train_as_one_proce
     assert [differences(case, run) for run in ranks] == [[]] * 4
     # twice the ranks, of which twice the sums are made in another order
     assert max(parity(run) for run in ranks) < (2 * TOLERANCE if parameters == "fp32" else 5e-2)
-
-
-@pytest.mark.gloo
-def test_four_ranks_train_as_one_process_where_small_parameters_and_units_stay_whole() -> None:
-    case = scenario(
-        '"zero3", persistence_threshold = 101, zero2_threshold = 5500', ranks=4,
-        accumulation=(2, "every"), parameters="bf16",
-        more='optimizer = { name = "adamw", clip_norm = 0.5 }',
-    )
-    ranks = executed(case)
-
-    assert [differences(case, run) for run in ranks] == [[]] * 4
-    assert max(parity(run) for run in ranks) < 5e-2  # in two bytes, as above
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4])

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import zsim
+from tests.support.sampling import one_in
 from zreal.executor.drive_shards import DriveShards
 from zreal.executor.rank_optimizer import RankOptimizer
 from zsim.errors import BackendUnavailableError, ProgramError
@@ -100,7 +101,7 @@ def verdict(case: zsim.Scenario) -> Agreement:
     return comparison.agreement
 
 
-@pytest.mark.parametrize("case", [
+@pytest.mark.parametrize("case", one_in(2, [
     scenario("zero1", CPU, optimizer={"implementation": "foreach"}),
     scenario("zero2", CPU, precision="bf16", accumulation=2, sync="last"),
     scenario("zero3", CPU, optimizer={"implementation": "for-loop", "clip_norm": 0.5}),
@@ -121,7 +122,7 @@ def verdict(case: zsim.Scenario) -> Agreement:
         "optimizer": "nvme", "parameters": "nvme", "pipeline_read": True, "pipeline_write": True,
         "buffer_count": 12,
     }, precision="bf16", accumulation=2),
-], ids=lambda case: f"{case.strategy}-{case.world_size}")
+]), ids=lambda case: f"{case.strategy}-{case.world_size}")
 def test_offloaded_ranks_do_what_their_program_says_and_train_as_one_process(
     case: zsim.Scenario
 ) -> None:

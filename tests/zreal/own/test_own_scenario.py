@@ -78,7 +78,10 @@ def test_a_users_module_is_run_on_gloo_as_it_was_predicted(
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize("name", one_in(2, ["zero1", "zero2", "zero3"]))
+@pytest.mark.parametrize("name", [
+    pytest.param("zero1", marks=pytest.mark.slow), pytest.param("zero2", marks=pytest.mark.slow),
+    "zero3",
+])
 def test_a_users_module_is_run_on_two_groups_of_two_ranks(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,7 +97,10 @@ def test_a_users_module_is_run_on_two_groups_of_two_ranks(
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "fsdp1", "zero1", "zero3"])
+@pytest.mark.parametrize("strategy", [
+    "ddp", "fsdp2", "zero3", pytest.param("fsdp1", marks=pytest.mark.slow),
+    pytest.param("zero1", marks=pytest.mark.slow),
+])
 def test_a_module_that_keeps_state_of_its_forwards_trains_as_one_process_with_that_of_each_rank(
     strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

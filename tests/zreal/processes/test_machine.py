@@ -6,7 +6,7 @@ import os
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim.calibration.machine import here, machine_file
+from zsim.calibration.machine import here, machine_file, request
 from zsim.cli.commands import calibrate_here
 from zsim.cli.main import main
 from zsim.runs import registry
@@ -33,10 +33,11 @@ def test_a_machine_is_measured_at_its_first_use_or_when_asked_and_times_are_judg
 
     measure, made = here.calibrated, []
 
-    def measured_once(*arguments, **more):  # which takes 15 s
+    def measured_once(*arguments, **more):
         made.extend([] if made else [measure(*arguments, **more)])
         return made[0]
 
+    monkeypatch.setitem(request.BUDGET_S, True, 3.0)
     monkeypatch.setattr(here, "calibrated", measured_once)
     monkeypatch.delenv(calibrate_here.OFF)
     main(judged)

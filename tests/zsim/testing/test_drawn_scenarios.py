@@ -7,6 +7,7 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 import zsim
+from tests.support.sampling import one_in
 from zsim.ir.mesh import Mesh
 from zsim.models.spec import ROOT
 from zsim.testing import strategies
@@ -16,7 +17,7 @@ from zsim.testing.strategies.tables import STRATEGIES
 QUIET = settings(max_examples=2000, phases=[Phase.generate, Phase.shrink], database=None)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", one_in(2, STRATEGIES))
 def test_each_strategy_is_drawn_and_shrinks_to_a_small_scenario(name: str) -> None:
     small = find(strategies.scenarios(), lambda scenario: scenario.strategy == name, settings=QUIET)
     assert len(small.model.blocks) == 1
@@ -53,7 +54,7 @@ def test_meshes_and_unit_trees_are_whole(mesh: Mesh, tree: dict[str, tuple[str, 
 def test_a_failing_example_is_printed_as_a_scenario_file(
     capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @settings(max_examples=50, database=None, print_blob=False)
+    @settings(max_examples=1, phases=[Phase.generate], database=None, print_blob=False)
     @given(strategies.scenarios(strategies=("zero3",)), st.integers(0, 1))
     def fails(scenario: zsim.Scenario, number: int) -> None:
         raise AssertionError

@@ -125,16 +125,18 @@ def test_a_fault_whose_end_is_expected_is_a_passing_test(sessions, faults, expec
 
 @NEEDS_TORCH
 @pytest.mark.gloo
-def test_a_real_rank_that_is_to_fail_is_a_passing_test_and_another_failure_is_none(sessions):
+def test_scenarios_run_on_real_ranks_and_only_a_failure_that_is_expected_passes(sessions):
+    sessions.scenario("fsdp2-mlp-2")
     failure = {"kind": "failure", "rank": 1, "at": "backward blocks.0"}
     for name, rank in (("zero3-mlp-2-lookahead-0", 1), ("ddp-mlp-2", 0)):
         sessions.scenario(name, faults=[failure], expect={"ends": False, "at_fault": rank})
     result = sessions.run_apart("scenarios", "--zero-backend=gloo", "--zero-timeout=60", "-v")
     result.stdout.fnmatch_lines([
-        "*/ddp-mlp-2.toml::gloo FAILED*", "*/zero3-mlp-2-lookahead-0.toml::gloo PASSED*",
+        "*/ddp-mlp-2.toml::gloo FAILED*", "*/fsdp2-mlp-2.toml::gloo PASSED*",
+        "*/zero3-mlp-2-lookahead-0.toml::gloo PASSED*",
         "at_fault: expected rank 0, found rank 1", "rank 1: *exited with code 86*",
     ])
-    result.assert_outcomes(passed=1, failed=1)
+    result.assert_outcomes(passed=2, failed=1)
 
 
 def test_other_toml_files_are_no_tests(sessions):
@@ -256,17 +258,6 @@ def test_a_rank_that_fails_is_told_in_its_own_words(sessions):
     ])
     assert "registry.py" not in result.stdout.str()
     result.assert_outcomes(failed=1)
-
-
-@NEEDS_TORCH
-@pytest.mark.gloo
-def test_scenarios_run_on_real_ranks_too(sessions):
-    sessions.scenario("ddp-mlp-2")
-    result = sessions.run_apart("scenarios", "--zero-backend=sim,gloo", "-v")
-    result.stdout.fnmatch_lines([
-        "scenarios/ddp-mlp-2.toml::sim PASSED*", "scenarios/ddp-mlp-2.toml::gloo PASSED*"
-    ])
-    result.assert_outcomes(passed=2)
 
 
 def test_expectations_that_a_backend_cannot_check_never_pass_unsaid(sessions):

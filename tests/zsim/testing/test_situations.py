@@ -14,12 +14,12 @@ import pytest
 from tests.support.situations import FAULTS, LISTED, sweep, too_seldom
 from zsim.testing.strategies.tables import STRATEGIES
 
-EACH = 10
+EACH = 4
 SELDOM = 4
 """Situations that so few scenarios may miss: by chance, and by how hypothesis draws them."""
 
 
-def test_a_hundred_scenarios_obey_all_laws_and_meet_most_situations() -> None:
+def test_random_scenarios_obey_all_laws_and_meet_most_situations() -> None:
     pairs = list(zip(cycle(STRATEGIES), FAULTS, strict=False))
     met, wrong = sweep(EACH, pairs)
     assert wrong == []

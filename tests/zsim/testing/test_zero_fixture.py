@@ -3,7 +3,7 @@
 import pytest
 
 import zsim
-from tests.support.plugin_sessions import NEEDS_TORCH, PARITY
+from tests.support.plugin_sessions import PARITY
 from zsim.testing.case import scaled
 
 pytest_plugins = ["pytester"]
@@ -265,14 +265,6 @@ def test_compare_fails_where_an_aspect_that_is_required_was_not_checked(sessions
     result = sessions.run()
     result.stdout.fnmatch_lines(["  agrees in *FAILED: --require time"])
     result.assert_outcomes(failed=1)
-
-
-@NEEDS_TORCH
-@pytest.mark.gloo
-def test_the_same_test_runs_on_real_ranks(sessions):
-    sessions.scenario("ddp-mlp-2")
-    sessions.tests(COMPARED.partition("\n\n")[0])
-    sessions.run_apart("test_user.py", "--zero-backend=gloo").assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize(("name", "world_size", "mesh"), [
