@@ -138,13 +138,16 @@ class FakeBackend:
 
     def trace(
         self, name: str, inputs: Sequence[str], *, dtype: Dtype | None, device: Device,
-        recomputed: bool,
-    ) -> TracedModel:
+        recomputed: bool, micro_batches: Sequence[int] = (), lengths: Sequence[int] = (),
+    ) -> tuple[TracedModel, ...]:
         """The module called `name`, traced; of `zreal.tracing.named_module`."""
         _require_torch(self.name)
         from zreal.tracing.named_module import trace_named
 
-        return trace_named(name, inputs, dtype=dtype, device=device, recomputed=recomputed)
+        return trace_named(
+            name, inputs, dtype=dtype, device=device, recomputed=recomputed,
+            micro_batches=micro_batches, lengths=lengths,
+        )
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The Run of `options.ranks`, first and last by default."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +16,82 @@ from torch import nn
 from zreal.modules.own.user_code import user_code_error
 from zreal.tracing.trace import trace
 from zsim.autograd.traced.model import TracedModel
+from zsim.autograd.traced.traced_file import MAX_SIZES
 from zsim.errors import ArgumentError, BackendUnavailableError
 from zsim.models.checkpointing import Checkpointing
-from zsim.models.training_options import Device, Dtype
+from zsim.models.training_options import Batch, Device, Dtype
 
 HUB = "hf:"
 """Beginning of the name of a config.json whose module transformers makes."""
 DTYPES = ("float32", "bfloat16", "float16", "int64", "int32", "bool")
 MOST_ELEMENTS = 2**40
+MICRO_BATCH, LENGTH = "B", "S"
+"""Letters in the shape of an input: its sizes are --micro-batch and --sequence-length."""
 
 
 def trace_named(
     name: str, inputs: Sequence[str], *, dtype: Dtype | None, device: Device, recomputed: bool,
-) -> TracedModel:
-    """The trace of `mine:MyModel` or `hf:config.json` on inputs as "2x2048:int64", which may have a
-    name before an equals sign.
+    micro_batches: Sequence[int] = (), lengths: Sequence[int] = (),
+) -> tuple[TracedModel, ...]:
+    """The trace of `mine:MyModel` or `hf:config.json` on inputs as "2x2048:int64", or one for each
+    size on inputs as "BxS:int64". An input may have a name before an equals sign.
 
     `recomputed`: its units are traced recomputed as well. ArgumentError where there is no such
     module; UntraceableError where it cannot be traced.
     """
-    given = [_input(text) for text in inputs]
-    if name.startswith(HUB):
-        make, arguments = _of_transformers(name.removeprefix(HUB), given)
-    else:
-        make, arguments = _of_user(name), _arguments(given)
+    marked = _marks(inputs)
+    sizes = _sizes(marked, micro_batches=micro_batches, lengths=lengths)
     ways = (Checkpointing(mode="full"),) if recomputed else ()
     short = Path(name.removeprefix(HUB)).stem if name.startswith(HUB) else name.rpartition(":")[2]
-    return trace(
-        make, arguments, dtype=dtype, device=device, checkpointing=ways, name=short
+    models = []
+    for size in sizes:
+        given = [_input(text, size) for text in inputs]
+        if name.startswith(HUB):
+            make, arguments = _of_transformers(name.removeprefix(HUB), given)
+        else:
+            make, arguments = _of_user(name), _arguments(given)
+        models.append(trace(
+            make, arguments, dtype=dtype, device=device, checkpointing=ways, name=short,
+            batch=Batch(micro_batch=size[MICRO_BATCH], sequence_length=size.get(LENGTH, 1))
+            if size else None,
+        ))
+    return tuple(models)
+
+
+def _marks(inputs: Sequence[str]) -> set[str]:
+    """The letters that stand for sizes in the inputs."""
+    parts = {part for text in inputs for part in _parts(text)[1]}
+    return parts & {MICRO_BATCH, LENGTH}
+
+
+def _sizes(
+    marked: set[str], *, micro_batches: Sequence[int], lengths: Sequence[int]
+) -> list[dict[str, int]]:
+    """Each letter's size for every trace; one empty table where no input has a letter."""
+    options = (
+        (MICRO_BATCH, "--micro-batch", micro_batches), (LENGTH, "--sequence-length", lengths),
     )
+    for letter, option, values in options:
+        if bool(values) != (letter in marked):
+            raise ArgumentError(
+                where=option if letter in marked else "--input",
+                expected=f"sizes of {letter} in the inputs, as {option} 1,2,4" if letter in marked
+                else f"{letter} in an input's shape beside {option}, as BxS:int64",
+                found="none",
+            )
+        if any(type(value) is not int or value < 1 for value in values):
+            raise ArgumentError(where=option, expected="numbers from 1 on", found=str(values)[:60])
+    if LENGTH in marked and MICRO_BATCH not in marked:
+        raise ArgumentError(
+            where="--input", expected="B in an input's shape beside S, as BxS:int64", found="none"
+        )
+    chosen = {letter: sorted(set(values)) for letter, _, values in options if values}
+    sizes = [dict(zip(chosen, size, strict=True)) for size in product(*chosen.values())]
+    if len(sizes) > MAX_SIZES:
+        raise ArgumentError(
+            where="sizes", expected=f"at most {MAX_SIZES} traces in a file", found=str(len(sizes))
+        )
+    return sizes
 
 
 def _of_user(name: str) -> Callable[[], nn.Module]:
@@ -126,18 +174,25 @@ def _arguments(given: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> Any
     return [(shape, dtype) for _, shape, dtype in given]
 
 
-def _input(text: str) -> tuple[str, tuple[int, ...], torch.dtype]:
-    """Name, shape and dtype of an input, from "tokens=2x2048:int64"."""
+def _parts(text: str) -> tuple[str, list[str], str]:
+    """Name, sizes and dtype of an input as text."""
     name, equals, rest = text.partition("=")
     sizes, _, dtype = (rest if equals else text).partition(":")
-    parts = sizes.split("x")
+    return (name if equals else ""), sizes.split("x"), dtype or "int64"
+
+
+def _input(text: str, size: Mapping[str, int]) -> tuple[str, tuple[int, ...], torch.dtype]:
+    """Name, shape and dtype of an input, from "tokens=2x2048:int64"; `size` has the letters'."""
+    name, parts, dtype = _parts(text)
+    shape = [str(size.get(part, part)) for part in parts]
     numel = 1
-    for part in parts:
+    for part in shape:
         numel *= int(part) if part.isascii() and part.isdigit() and len(part) < 12 else 0
-    if not 0 < numel <= MOST_ELEMENTS or (dtype or "int64") not in DTYPES:
+    if not 0 < numel <= MOST_ELEMENTS or dtype not in DTYPES:
         raise ArgumentError(
-            where="--input", expected=f"sizes and a dtype of {', '.join(DTYPES)}, as 2x2048:int64",
+            where="--input", expected=f"sizes and a dtype of {', '.join(DTYPES)}, as 2x2048:int64 "
+                                      f"or, for several sizes, BxS:int64",
             found=text[:60],
         )
-    kind: torch.dtype = getattr(torch, dtype or "int64")
-    return (name if equals else ""), tuple(map(int, parts)), kind
+    kind: torch.dtype = getattr(torch, dtype)
+    return name, tuple(map(int, shape)), kind

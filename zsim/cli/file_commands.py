@@ -59,7 +59,16 @@ def _trace(commands: Any) -> None:
     )
     tracing.add_argument(
         "--input", metavar="[NAME=]2x2048:int64", action="append", default=[], dest="inputs",
-        help="shape and dtype of an input of forward, one for each; of a config.json of tokens",
+        help="shape and dtype of an input of forward, one for each; of a config.json of tokens. "
+             "B and S as sizes stand for --micro-batch and --sequence-length: BxS:int64",
+    )
+    tracing.add_argument(
+        "--micro-batch", metavar="1,2,4", type=arguments.counts, default=(),
+        help="sizes of B in the inputs: one file for all of them, which sweep and plan may vary",
+    )
+    tracing.add_argument(
+        "--sequence-length", metavar="2048,4096", type=arguments.counts, default=(),
+        help="sizes of S in the inputs",
     )
     tracing.add_argument(
         "--dtype", choices=("fp32", "bf16", "fp16"), default=None,

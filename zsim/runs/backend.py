@@ -266,10 +266,10 @@ class TracingBackend(Protocol):
 
     def trace(
         self, name: str, inputs: Sequence[str], *, dtype: Dtype | None, device: Device,
-        recomputed: bool,
-    ) -> TracedModel:
-        """The module `mine:MyModel`, or `hf:config.json`, traced on inputs as "2x2048:int64";
-        ZsimError where that cannot be done."""
+        recomputed: bool, micro_batches: Sequence[int] = (), lengths: Sequence[int] = (),
+    ) -> tuple[TracedModel, ...]:
+        """The module `mine:MyModel`, or `hf:config.json`, traced on inputs as "2x2048:int64", or
+        as "BxS:int64" at each size; ZsimError where that cannot be done."""
         ...
 
 

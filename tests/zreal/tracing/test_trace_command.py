@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from zsim import load, simulate
+from zsim import load, plan_for, simulate
+from zsim.autograd.traced import traced_file
 from zsim.cli.main import main
+from zsim.models.training_options import Batch
 
 SIZES = {
     "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -102,7 +104,31 @@ def test_a_module_of_the_users_own_is_imported_from_where_the_command_runs(
     assert "expected a class or function without arguments, found int" in capsys.readouterr().err
 
 
+def test_one_file_has_several_sizes_each_as_a_trace_of_its_own(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch")
+    (tmp_path / "mine_of_sizes.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    several = ["--input", "x=BxSx8:float32", "--micro-batch", "1,2,3", "--sequence-length", "5,32"]
+    assert main(["trace", "mine_of_sizes:TwoLayers", *several, "-o", "model.json", "--json"]) == 0
+    sizes = [[b, s] for b in (1, 2, 3) for s in (5, 32)]
+    assert json.loads(capsys.readouterr().out)["sizes"] == sizes
+    for b, s in sizes:
+        alone = ["--input", "x=BxSx8:float32", "--micro-batch", f"{b}", "--sequence-length", f"{s}"]
+        assert main(["trace", "mine_of_sizes:TwoLayers", *alone, "-o", "alone.json"]) == 0
+        asked = traced_file.load("model.json", batch=Batch(micro_batch=b, sequence_length=s))
+        assert traced_file.dump(asked) == Path("alone.json").read_text()
+    (tmp_path / "scenario.toml").write_text(
+        SCENARIO.replace("SOURCE", 'traced = "model.json"').replace('"bf16"', '"fp32"')
+    )
+    planned = plan_for(load("scenario.toml"), micro_batches=(1, 2, 4), global_batch=96)
+    assert {option.scenario.batch.micro_batch for option in planned.options} == {1, 2}
+    assert any("found 4 x 32; name it in --micro-batch" in reason for _, reason in planned.refused)
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
+    (["hf:nowhere.json", "--input", "BxS"], "--micro-batch: expected sizes of B in the inputs"),
+    (["hf:nowhere.json", "--micro-batch", "1,2"], "--input: expected B in an input's shape"),
     (["mine_of_trace"], "expected mymodel:MyModel, or hf:config.json"),
     (["hf:nowhere.json"], "expected a config.json, found no such file"),
     (["no_such_module:M"], "ModuleNotFoundError"),

@@ -71,7 +71,8 @@ def plan_for(
     return Plan(
         scenario=scenario, request=request, space=space, recommended=taken,
         options=tuple(
-            replace(each, reason=_reason(each, taken, options, request)) for each in options
+            each if each is taken else replace(each, reason=_reason(each, taken, options, request))
+            for each in options
         ),
         refused=tuple((each.name, each.reason) for each in refused),
     )

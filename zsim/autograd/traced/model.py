@@ -47,6 +47,16 @@ FALLBACKS: Final[dict[UnitHooks, tuple[UnitHooks, ...]]] = {
 trace under fully_shard's hooks is the same."""
 
 
+AGAIN = {
+    "micro_batch": "trace it again with --input BxS and the values that --micro-batch names",
+    "sequence_length": "trace it again with --input BxS and the values that --sequence-length "
+                       "names",
+    "dtype": "trace it again with that --dtype",
+    "autocast": "trace it again by zreal.tracing.trace with that autocast",
+}
+"""Way to mend a scenario that asks for what a trace does not have, by key."""
+
+
 class TracedModelError(ZsimError):
     """A traced model that does not hold together, or a file that holds none."""
 
@@ -131,7 +141,7 @@ class TracedModel(ModelSpec):
             if value != traced:
                 raise TracedModelError(
                     where=self.name, expected=f"{key} {traced}, at which it was traced",
-                    found=str(value), remedy="trace the module again with such inputs",
+                    found=str(value), remedy=AGAIN.get(key, "trace the module again so"),
                 )
         variant = self._variant(unit_hooks, checkpointing)
         if variant is None:

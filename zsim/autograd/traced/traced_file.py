@@ -1,4 +1,4 @@
-"""A TracedModel as JSON and back.
+"""TracedModels of a module as JSON and back: one, or one for each size of its batch.
 
 A file may come from anywhere. `zsim.autograd.traced.schema` holds each key, name and number.
 `zsim.autograd.traced.model.check_whole` then holds the model to the laws of names and lifetimes.
@@ -7,8 +7,10 @@ A file may come from anywhere. `zsim.autograd.traced.schema` holds each key, nam
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from errno import EINVAL
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,9 +25,13 @@ from zsim.io import files
 from zsim.io.json_reader import TwiceError, loads
 from zsim.io.json_tables import complaint
 from zsim.models.spec import ROOT, ParamGroup
-from zsim.models.training_options import Device
+from zsim.models.training_options import Batch, Device
 
 SCHEMA: Final = "zsim-traced-model-3"
+SIZES_SCHEMA: Final = "zsim-traced-sizes-1"
+"""A file whose key `sizes` is a list of models of SCHEMA's form, each without its schema."""
+MAX_SIZES = 64
+"""Most sizes in a file."""
 MAX_FILE_BYTES = 64 * 1024**2
 TRACE_AGAIN = "trace the module again"
 DERIVED: dict[type[Any], frozenset[str]] = {
@@ -35,8 +41,9 @@ DERIVED: dict[type[Any], frozenset[str]] = {
 """Fields that a file leaves out, or holds per module: the reader derives them."""
 
 
-def load(path: str | Path) -> TracedModel:
-    """The traced model in the file `path`; TracedModelError, with the key, for anything else."""
+def load(path: str | Path, *, batch: Batch | None = None) -> TracedModel:
+    """The traced model in the file `path`, of several the one of `batch`; TracedModelError, with
+    the key, for anything else."""
     try:
         if Path(path).is_fifo() or Path(path).is_char_device():  # which may never end
             raise OSError(EINVAL, "a pipe or a device")
@@ -47,11 +54,35 @@ def load(path: str | Path) -> TracedModel:
         raise TracedModelError(
             where=repr(str(path)[:200]), expected="a traced model", found=str(problem)
         ) from None
-    return parse(data, where=str(path))
+    return parse(data, where=str(path), batch=batch)
 
 
-def parse(data: bytes, *, where: str = "traced model") -> TracedModel:
-    """The traced model in JSON; TracedModelError, which begins with `where`, for anything else."""
+def parse(
+    data: bytes, *, where: str = "traced model", batch: Batch | None = None
+) -> TracedModel:
+    """The traced model in JSON, of several the one of `batch`; TracedModelError, which begins with
+    `where`, for anything else.
+
+    A single one may have another batch than is asked: its scenario is held to it.
+    """
+    models = _models(data, where=where)
+    if len(models) == 1:
+        return models[0]
+    known = {(m.batch.micro_batch, m.batch.sequence_length): m for m in models}
+    asked = None if batch is None else (batch.micro_batch, batch.sequence_length)
+    if asked in known:
+        return known[asked]
+    told = ", ".join(f"{micro_batch} x {length}" for micro_batch, length in sorted(known))
+    raise TracedModelError(
+        where=where, expected=f"a micro-batch x sequence length at which it was traced: {told}",
+        found="none" if asked is None else f"{asked[0]} x {asked[1]}",
+        remedy="name it in --micro-batch and --sequence-length of `zsim trace`",
+    )
+
+
+@lru_cache(maxsize=8)
+def _models(data: bytes, *, where: str) -> tuple[TracedModel, ...]:
+    """Every model of a file. The last few files are remembered: a sweep asks at each point."""
     if len(data) > MAX_FILE_BYTES:
         raise TracedModelError(
             where=where, expected=f"at most {MAX_FILE_BYTES:,} bytes", found="more"
@@ -65,11 +96,47 @@ def parse(data: bytes, *, where: str = "traced model") -> TracedModel:
     except (ValueError, RecursionError):
         raise TracedModelError(where=where, expected="a traced model", found="no JSON") from None
     version = table.pop("schema", None) if isinstance(table, dict) else SCHEMA
+    if version == SIZES_SCHEMA:
+        return _sizes(table, where=where)
     if version != SCHEMA:
         raise TracedModelError(
-            where=f"{where}: schema", expected=f"{SCHEMA}, the form of this version",
+            where=f"{where}: schema",
+            expected=f"{SCHEMA} or {SIZES_SCHEMA}, the forms of this version",
             found=shown(version), remedy=TRACE_AGAIN,
         )
+    return (_one(table, where=where),)
+
+
+def _sizes(table: dict[str, Any], *, where: str) -> tuple[TracedModel, ...]:
+    """The models of a file of several sizes, which differ in nothing but their batch."""
+    rows = table.get("sizes")
+    if list(table) != ["sizes"] or not isinstance(rows, list) or not 0 < len(rows) <= MAX_SIZES:
+        raise TracedModelError(
+            where=f"{where}: sizes", expected=f"one list of 1 to {MAX_SIZES} models",
+            found=shown(rows), remedy=TRACE_AGAIN,
+        )
+    models = tuple(_one(row, where=f"{where}: sizes[{i}]") for i, row in enumerate(rows))
+    return _require_alike(models, where=where)
+
+
+def _require_alike(models: tuple[TracedModel, ...], *, where: str) -> tuple[TracedModel, ...]:
+    first, batches = models[0], {model.batch for model in models}
+    names = ("name", "dtype", "autocast", "casts_input", "units")
+    for model in models:
+        if any(getattr(model, name) != getattr(first, name) for name in names):
+            raise TracedModelError(
+                where=f"{where}: sizes", expected="one module with the same units at each size",
+                found="others", remedy=TRACE_AGAIN,
+            )
+    if len(batches) < len(models):
+        raise TracedModelError(
+            where=f"{where}: sizes", expected="each batch once", found="one twice",
+            remedy=TRACE_AGAIN,
+        )
+    return models
+
+
+def _one(table: Any, *, where: str) -> TracedModel:
     try:
         return traced.check_whole(_model(**FILE.validate_python(table)))
     except ValidationError as error:
@@ -110,13 +177,23 @@ def _model(
 # -- writing
 
 
-def save(model: TracedModel, path: str | Path) -> None:
+def save(model: TracedModel | Sequence[TracedModel], path: str | Path) -> None:
     """Write `dump(model)` to `path`."""
     files.write(Path(path), dump(model))
 
 
-def dump(model: TracedModel) -> str:
-    """The model as JSON text; equal models give equal text."""
+def dump(model: TracedModel | Sequence[TracedModel]) -> str:
+    """The model, or a module's models at several sizes, as JSON text; equal ones give equal text.
+    """
+    if isinstance(model, TracedModel):
+        table: dict[str, Any] = {"schema": SCHEMA, **_table(model)}
+    else:
+        models = _require_alike(tuple(model), where="traced models")
+        table = {"schema": SIZES_SCHEMA, "sizes": [_table(each) for each in models]}
+    return json.dumps(table, separators=(",", ":")) + "\n"
+
+
+def _table(model: TracedModel) -> dict[str, Any]:
     modules = [
         {
             "reads": [[op.weight, op.bias] for op in module.operators if op.weight],
@@ -124,8 +201,7 @@ def dump(model: TracedModel) -> str:
         }
         for module, lowered_module in zip(model.modules, model.lowered, strict=True)
     ]
-    table = {"schema": SCHEMA, **_plain(model), "modules": modules}
-    return json.dumps(table, separators=(",", ":")) + "\n"
+    return {**_plain(model), "modules": modules}
 
 
 def _plain(value: Any) -> Any:

@@ -43,7 +43,7 @@ def made_model(table: ModelTable, batch: Batch, folder: Path | None) -> ModelSpe
         )
     elif table.traced is not None:
         _refuse_repeated_trace(table, batch)
-        return _traced(table.traced, folder)
+        return _traced(table.traced, folder, batch)
     elif table.huggingface is not None:
         from zsim.models.families import huggingface  # start-up: few models are a config.json
 
@@ -75,11 +75,11 @@ def _refuse_repeated_trace(table: ModelTable, batch: Batch) -> None:
         raise ScenarioError(problems)
 
 
-def _traced(path: str, folder: Path | None) -> ModelSpec:
+def _traced(path: str, folder: Path | None, batch: Batch) -> ModelSpec:
     from zsim.autograd.traced import traced_file  # start-up: the schema of files takes 20 ms
 
     try:
-        return traced_file.load((folder or Path()) / path)
+        return traced_file.load((folder or Path()) / path, batch=batch)
     except ZsimError as error:
         raise ScenarioError((f"model.traced: {error}",)) from None
 

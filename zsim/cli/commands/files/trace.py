@@ -27,16 +27,18 @@ def traced(options: argparse.Namespace) -> int:
     backend = cast(TracingBackend, registry.find("fake", where="zsim trace"))
     long = {short: name for name, short in DTYPE_NAMES.items()}
     with report.progress(f"{options.module}: traced"):
-        model = backend.trace(
+        models = backend.trace(
             options.module, options.inputs, dtype=long.get(options.dtype),  # type: ignore[arg-type]
             device=options.device, recomputed=options.checkpointing,
+            micro_batches=options.micro_batch, lengths=options.sequence_length,
         )
-    traced_file.save(model, out)
-    batch = model.batch
+    model = models[0]
+    traced_file.save(model if len(models) == 1 else models, out)
+    sizes = [(each.batch.micro_batch, each.batch.sequence_length) for each in models]
     told = {
         "file": str(out), "num_parameters": model.num_parameters,
         "units": [unit.fqn for unit in model.units],
-        "micro_batch": batch.micro_batch, "sequence_length": batch.sequence_length,
+        "micro_batch": sizes[0][0], "sequence_length": sizes[0][1], "sizes": sizes,
     }
     if options.json:
         report.write_json(told)
@@ -48,6 +50,7 @@ def traced(options: argparse.Namespace) -> int:
     report.wrote(out)
     report.note(
         f'a scenario has model = {{ traced = "{out.name}" }} and batch = {{ micro_batch = '
-        f"{batch.micro_batch}, sequence_length = {batch.sequence_length} }}"
+        f"{sizes[0][0]}, sequence_length = {sizes[0][1]} }}"
+        + (f", or another of its {len(sizes)} sizes" if len(sizes) > 1 else "")
     )
     return 0
