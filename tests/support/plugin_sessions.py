@@ -1,6 +1,6 @@
 """Sessions of pytest with the plugin alone, in this process, in a folder of a user's own.
 
-What those sessions import is imported here before: each forgets what it has imported itself.
+All of zsim is imported here before, as each session forgets what it has imported itself.
 """
 
 from __future__ import annotations
@@ -9,20 +9,14 @@ import shutil
 import xml.etree.ElementTree as Xml
 from importlib.util import find_spec
 
-import pydantic
 import pytest
 
-import zsim.analysis.why
-import zsim.api
-import zsim.memory.fits
-import zsim.testing.explanations
-import zsim.testing.marker
-import zsim.testing.scenario_items
-import zsim.testing.session_summary
+import zsim
 from tests.support.folders import ROOT
+from tests.support.imported import import_all
 from zsim.scenario.scenario import load
 
-IMPORTED = (pydantic, zsim)
+import_all(zsim)
 NEEDS_TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 """Mark of tests whose sessions import torch. They import none, as pytester would forget it."""
 PARITY = ROOT / "scenarios" / "parity"

@@ -18,10 +18,13 @@ import torch
 import zreal.testing.pool
 import zreal.testing.ranked_test
 import zreal.testing.requirements
+import zsim
+from tests.support.imported import import_all
 from zreal.processes import launch
 from zreal.processes.rank_status import RankStatus
 from zreal.testing import ranks
 
+import_all(zsim)
 IMPORTED = (multiprocessing, hypothesis, torch, zreal)
 PLUGIN = ("-p", "zreal.testing.pytest_plugin", "-W", "error", "--strict-markers")
 HEAD = """
