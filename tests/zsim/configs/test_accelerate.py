@@ -157,6 +157,10 @@ def test_arguments_without_fsdp_are_ddp(tmp_path):
     }
 
 
+def test_torchaos_optimizer_in_eight_bits_is_not_that_in_four_bytes(tmp_path):
+    assert arguments(tmp_path, optim="adamw_torch_8bit")["optimizer"]["name"] == "adamw8bit"
+
+
 def test_fsdp_config_is_version_2_unless_it_says_so(tmp_path):
     second = arguments(tmp_path, fsdp="full_shard auto_wrap", fsdp_config={})
     assert second["strategy"] == {"name": "fsdp2", "reshard_after_forward": "auto"}
@@ -183,7 +187,13 @@ def test_the_trainer_fills_in_what_its_ds_config_leaves_open(tmp_path):
 @pytest.mark.parametrize(("more", "said"), [
     ({"fp16": True}, "fp16: contradictory"),
     ({"use_liger_kernel": True}, "use_liger_kernel: expected false, found true"),
+    ({"enable_liger_kernel": True}, "enable_liger_kernel: expected false, found true"),
     ({"optim": "adamw_8bit"}, "optimizer.name: expected"),
+    ({"optim": "paged_adamw_8bit", "deepspeed": {"zero_optimization": {"stage": 2}}},
+     "optim: expected adamw_torch beside deepspeed, found paged_adamw_8bit"),
+    ({"stage": "dpo"}, "stage: expected sft or pt, found another"),
+    ({"finetuning_type": "lora"}, 'finetuning_type: expected "full", found "lora"'),
+    ({"num_generations": 7, "use_vllm": True}, "reinforcement learning generates text"),
     ({"per_device_batch_size": 1}, "per_device_batch_size: unknown key, did you mean"),
 ])
 def test_arguments_that_are_wrong_or_not_modelled_are_named(tmp_path, more, said):

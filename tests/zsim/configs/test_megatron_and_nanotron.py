@@ -71,6 +71,14 @@ def test_a_gpt_has_learned_positions_and_gpt_2s_vocabulary(tmp_path):
     assert result.scenario.strategy == "ddp"
 
 
+def test_arguments_in_a_variable_of_one_line_count_once(tmp_path):
+    text = SCRIPT.replace(
+        "torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NUM_NODES",
+        'LAUNCH="--nproc_per_node $GPUS_PER_NODE --nnodes $NUM_NODES"\ntorchrun $LAUNCH',
+    )
+    assert script(tmp_path, text).scenario.tables == script(tmp_path).scenario.tables
+
+
 def test_yaml_of_arguments_is_the_same_as_a_script(tmp_path):
     text = "ENV_VARS:\n  A: 1\nMODEL_ARGS:\n  --num-layers: 2\n  --hidden-size: 64\n" \
            "  --num-attention-heads: 4\n  --seq-length: 64\n  --micro-batch-size: 1\n" \

@@ -18,8 +18,10 @@ from zsim.errors import ScenarioError
 MAX_VALUE = 200
 """Longest value of an argument, in characters; what is longer is cut."""
 _ASSIGNED = re.compile(
-    r"^[ \t]*(?:export[ \t]+|declare[ \t]+-\w+[ \t]+)?([A-Za-z_]\w{0,80})=([^\s(;]+)", re.MULTILINE
+    r"^[ \t]*(?:export[ \t]+|declare[ \t]+-\w+[ \t]+)?([A-Za-z_]\w{0,80})="
+    r"(\"[^\"\n]*\"|'[^'\n]*'|[^\s(;\"'][^\s(;]*|[\"'](?=[ \t]*$))", re.MULTILINE,
 )
+"""A variable and its value: quoted on its line, a word, or the quote that opens more lines."""
 _VARIABLE = re.compile(r"\$\{?([A-Za-z0-9_]{1,80})(?::-([^}$]{0,80}))?\}?")
 _PRODUCT = re.compile(r"\$\(\(([^()]{1,80})\)\)")
 _COMMAND = re.compile(r"[A-Za-z_]\w*\+?=|\$\{?\w*(ARGS|OPTIONS)|\S+\.py$")
@@ -63,6 +65,8 @@ def _variables(text: str) -> dict[str, str]:
     several: set[str] = set()
     for name, written in _ASSIGNED.findall(text):
         value = _filled(written.strip("\"'"), values)
+        if value.lstrip().startswith("--"):  # arguments, which are read where they stand
+            value = ""
         if values.get(name, value) != value:
             several.add(name)
         values[name] = value[:MAX_VALUE]

@@ -15,6 +15,11 @@ from zsim.configs.importers import accelerate, deepspeed, fsdp_plugin
 
 MAX_NORM = 1.0
 FUSED = ("adamw_torch_fused", "adamw_apex_fused")
+OPTIMIZERS = {
+    "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_apex_fused": "adamw",
+    "adamw_hf": "adamw", "adamw_torch_8bit": "adamw8bit",
+}
+"""The optimizer by its name in `optim`, where the scenario names it otherwise."""
 LENGTHS = ("max_length", "max_seq_length", "sequence_len", "cutoff_len", "model_max_length",
            "block_size")
 """Keys of scripts over transformers for the tokens of a sequence."""
@@ -23,6 +28,7 @@ SHARDINGS = {
     "hybrid_shard": "HYBRID_SHARD", "hybrid_shard_zero2": "HYBRID_SHARD_ZERO2",
 }
 BATCHES = ("per_device_train_batch_size", "micro_batch_size")
+GENERATION = ("num_generations", "max_completion_length")
 NO_STEP = (
     "output_dir", "overwrite_output_dir", "num_train_epochs", "num_epochs", "max_steps",
     "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler", "warmup_steps", "warmup_ratio",
@@ -49,7 +55,10 @@ NO_STEP = (
     "dataset_test_split", "dataset_kwargs", "dataset_num_proc", "preprocessing_num_workers",
     "chat_template", "loss_type", "max_prompt_length", "log_evals", "seed_worker",
     "eos_token", "pad_token", "packing", "dataset_text_field", "completion_only_loss",
-    "assistant_only_loss", "precompute_ref_log_probs",
+    "assistant_only_loss", "precompute_ref_log_probs", "use_flash_attention_2", "rope_scaling",
+    "dataset", "dataset_dir", "eval_dataset", "template", "max_samples", "val_size",
+    "overwrite_cache", "plot_loss", "include_mfu", "mask_history", "flash_attn", "attn",
+    "log_completions", "tokenized_path", "enable_thinking",
 )
 """Arguments that change neither the bytes nor the time of a step."""
 
@@ -66,9 +75,9 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     clip = config.number("max_grad_norm", MAX_NORM)
     zero, options = config.any("deepspeed"), _options(config.any("fsdp"))
     plugin = config.any("fsdp_config")
-    _optimizer(config, draft, own=not zero)
+    table = zero if isinstance(zero, dict) else accelerate.named(str(zero), draft) if zero else {}
+    _optimizer(config, draft, own="optimizer" not in table, deepspeed=bool(zero))
     if zero:
-        table = zero if isinstance(zero, dict) else accelerate.named(str(zero), draft)
         filled = _filled(table, {
             "train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": accumulation,
             "gradient_clipping": clip,
@@ -137,13 +146,17 @@ def _filled(table: Mapping[str, Any], values: Mapping[str, Any], precision: str)
     return filled
 
 
-def _optimizer(config: ConfigKeys, draft: Draft, *, own: bool) -> None:
-    """Put the optimizer, unless it is `own` of DeepSpeed."""
+def _optimizer(config: ConfigKeys, draft: Draft, *, own: bool, deepspeed: bool) -> None:
+    """Put the optimizer of `optim`, unless a ds_config names its `own`. With DeepSpeed any but
+    AdamW is refused, whose states its stages would divide otherwise."""
     said = config.text("optim", config.text("optimizer", "adamw_torch_fused")) or ""
     rate, decay = config.number("learning_rate"), config.number("weight_decay", 0.0)
-    if not own:
+    name = OPTIMIZERS.get(said, said)
+    if deepspeed:
+        if own and name != "adamw":
+            draft.notes.problem("optim", f"expected adamw_torch beside deepspeed, found "
+                                         f"{said[:40]}; it is not modelled there")
         return
-    name = "adamw" if said.startswith(("adamw_torch", "adamw_hf", "adamw_apex")) else said
     draft.put("optimizer.name", name)
     draft.put("optimizer.implementation", "fused" if said in FUSED else "foreach")
     draft.put("optimizer.learning_rate", rate)
@@ -164,9 +177,21 @@ def _rest(config: ConfigKeys, draft: Draft) -> None:
         draft.put("execution.float32_products", "tf32")
     lengths = [config.whole(key) for key in LENGTHS if key in config]
     draft.put("batch.sequence_length", next(iter(lengths), None))
-    for key in ("use_liger_kernel", "use_peft", "load_in_4bit", "load_in_8bit",
-                "auto_find_batch_size", "neftune_noise_alpha", "parallelism_config"):
+    for key in ("use_liger_kernel", "use_liger", "enable_liger_kernel", "use_peft",
+                "load_in_4bit", "load_in_8bit", "auto_find_batch_size", "neftune_noise_alpha",
+                "parallelism_config", "pure_bf16"):
         config.only(key, False, unmodelled="zsim does not model it; --drop leaves it out")
+    config.only("finetuning_type", "full", unmodelled="adapters are frozen in a scenario; --drop "
+                                                      "leaves it out")
+    if config.text("stage", "sft") not in ("sft", "pt"):
+        draft.notes.problem("stage", "expected sft or pt, found another; training by preferences "
+                                     "has a second model, which is not modelled")
+    generation = [key for key in config.left if "vllm" in key or key in GENERATION]
+    if generation:
+        draft.notes.problem(generation[0], "expected none, found some; reinforcement learning "
+                                           "generates text, which is not modelled")
+        config.ignore("an option of generation", *generation)
+    draft.processes(config.whole("num_processes"), key="num_processes")
     config.only("beta", None, unmodelled="training by preferences has a second model, which is "
                                          "not modelled; --drop leaves it out")
     config.ignore("an option of what is off", "liger_kernel_config", "ddp_static_graph",

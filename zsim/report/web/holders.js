@@ -2,6 +2,7 @@
 
 const BARS = [["parameters", "unsharded_parameters"], ["gradients", "unsharded_gradients"],
   ["optimizer_states"]];
+const MOST_UNITS = 130;
 
 function holdersWidget() {
   const box = section("holders", "Who holds what",
@@ -26,6 +27,7 @@ function holdersWidget() {
   legend(box, ["parameters", "unsharded_parameters", "gradients", "unsharded_gradients",
     "optimizer_states"].map(kind => [words(kind), kind]));
   let at = 0, tables = [], shown = null, units = [], most = new Map(), cells = [], chosen = null;
+  let unitsLeft = 0;
 
   // Each rank program's bytes by unit and kind after `index` changes of it.
   function held(program, index) {
@@ -55,7 +57,8 @@ function holdersWidget() {
       }
       for (const [key, sum] of sums) largest.set(key, Math.max(sum, largest.get(key) || 0));
     }
-    units = order.slice(0, 130);
+    units = order.slice(0, MOST_UNITS);
+    unitsLeft = order.length - units.length;
     most = largest;
     at = 0;
     chosen = null;
@@ -111,7 +114,8 @@ function holdersWidget() {
     output.textContent = `${now.name}, ${now.formula}: ` +
       `${point ? first.labels[point[0]] : rest} (${at} of ${slider.max}), rank ` +
       `${now.ranks[0][0]} holds ${formatBytes(sum)} of these` +
-      (now.left_out ? `; ${now.left_out} are not drawn` : "");
+      (now.left_out ? `; ${now.left_out} are not drawn` : "") +
+      (unitsLeft ? `; and ${unitsLeft} more units` : "");
     if (chosen !== null) {
       const { x, y, width: w, height: h, text } = cells[chosen];
       context.strokeStyle = colour("accent");
