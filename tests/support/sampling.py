@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-WHOLE = settings(max_examples=25)
+WHOLE = settings(max_examples=15)
 """Settings of tests that plan, replay or simulate a whole scenario: each draw takes a tenth of a
 second, not a microsecond."""
 collectives = st.sampled_from(["all_gather", "reduce_scatter", "all_reduce", "broadcast"])

@@ -19,7 +19,7 @@ DEFECTS = {
     "a package above": ("zsim/ir/mesh.py", "import zsim.engine.costs", "inside zsim"),
     "a sibling": ("zsim/ir/mesh.py", "import zsim.models.spec", "inside zsim"),
     "zsim itself": ("zsim/ir/mesh.py", "import zsim", "front door"),
-    "a public name": ("zsim/cli/reports/report.py", "from zsim import simulate", "front door"),
+    "a public name": ("zsim/cli/reports/run_report.py", "from zsim import simulate", "front door"),
     "zreal upwards": ("zreal/modules/modules.py", "import zreal.backends", "inside zreal"),
 }
 """File, seeded import, and the words of the contract that must break, by name."""

@@ -221,7 +221,7 @@ def _require_storages(name: str, result: Any) -> None:
                 expected="dense tensors, whose memory follows from their shapes",
                 found=f"one of layout {str(tensor.layout).removeprefix('torch.')}",
                 remedy="sparse tensors and gradients are not modelled: use sparse=False in "
-                       "nn.Embedding, nn.EmbeddingBag and F.embedding",
+                       "nn.Embedding and F.embedding",
             )
 
 

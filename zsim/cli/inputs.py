@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from zsim.analysis import scenario_warnings
-from zsim.cli.reports import report
+from zsim.cli import terminal
 from zsim.errors import ScenarioError, ZsimError
 from zsim.scenario.scenario import Scenario, load
 
@@ -77,5 +77,5 @@ def read(arguments: list[str], scenario: Scenario) -> tuple[Path, ...]:
 def warned(scenario: Scenario) -> tuple[str, ...]:
     """Warnings about `scenario`, printed on standard error."""
     warnings = tuple(caveat.text for caveat in scenario_warnings.caveats(scenario))
-    report.warn(scenario.name, warnings)
+    terminal.warn(scenario.name, warnings)
     return warnings

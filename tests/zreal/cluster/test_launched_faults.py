@@ -63,13 +63,9 @@ def test_a_full_disk_leaves_the_verdict_and_no_half_file(tmp_path: Path) -> None
     )
 
 
-@pytest.mark.parametrize(("launcher", "kind"), [
-    pytest.param(
-        launcher, kind,
-        marks=() if (launcher, kind) == ("torchrun", "controller SIGKILL") else pytest.mark.slow
-    )
-    for launcher in LAUNCHERS for kind in CONTROLLERS
-])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("kind", CONTROLLERS)
 def test_nothing_is_left_when_the_controller_ends(launcher: str, kind: str, tmp_path: Path) -> None:
     row = controller_ended(NAME, kind, launcher, folder=tmp_path / "run")
     assert row["right"]

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zreal import ring, torch_private
 from zreal.testing import Rank, check_collectives, check_module, check_optimizer
+from zsim.testing.sharding import ShardLawError
 
 
 def reduce_scatter(tensor: Tensor) -> Tensor:
@@ -315,6 +316,21 @@ def module(name: str, rank: Rank) -> int:
         loss=lambda output: output.float().square().mean(),
         **({"whole": lambda own: dict(own.inner.named_parameters())} if name in NAMED else {}),
     )
+
+
+def errors(kind: str, names: list[str], rank: Rank) -> dict[str, str]:
+    """Errors that defects raise on this rank, by name."""
+    held: dict[str, Callable[[str], int]] = {
+        "collectives": collectives, "optimizer": optimizer,
+        "module": lambda name: module(name, rank),
+    }
+    told = {}
+    for name in names:
+        try:
+            held[kind](name)
+        except ShardLawError as error:
+            told[name] = str(error)
+    return told
 
 
 def ring_collectives(rank: Rank) -> int:

@@ -53,13 +53,13 @@ def test_tests_on_ranks_run_under_xdist(tmp_path: Path) -> None:
     (tmp_path / "test_user.py").write_text("""
 import os, pytest, torch, torch.distributed as dist
 
-@pytest.mark.parametrize("x", range(4))
+@pytest.mark.parametrize("x", range(2))
 @pytest.mark.ranks(2)
 def test_a(rank, x):
     total = torch.tensor(x)
     dist.all_reduce(total)
     assert total == 2 * x
-    assert os.environ["PYTEST_XDIST_WORKER"] in ("gw0", "gw1")
+    assert os.environ["PYTEST_XDIST_WORKER"] == "gw0"
 """)
-    told = _session(tmp_path, "-m", "pytest", *PLUGIN, "-p", "xdist", "-n", "2", "-q")
-    assert "4 passed" in told
+    told = _session(tmp_path, "-m", "pytest", *PLUGIN, "-p", "xdist", "-n", "1", "-q")
+    assert "2 passed" in told

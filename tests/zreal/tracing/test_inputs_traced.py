@@ -167,9 +167,6 @@ MIXED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "grid": lambda x, w: functional.grid_sample(
         w[None, None], x[:, :2].view(1, 4, 6, 2), align_corners=False
     ),
-    "bag": lambda x, w: functional.embedding_bag(
-        torch.zeros(2, 3, dtype=torch.int64), w, per_sample_weights=x[:2, :3], mode="sum"
-    ),
 }
 
 

@@ -99,21 +99,6 @@ class Pairs(nn.Module):
         return (x * y).mean()
 
 
-class Bags(nn.Module):
-    """Sums or means of embedded tokens, and linear layers after them."""
-
-    def __init__(self, mode: str) -> None:
-        super().__init__()
-        self.bag = nn.EmbeddingBag(300, 16, mode=mode)
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        x = self.bag(tokens)
-        for layer in self.layers:
-            x = layer(x).relu()
-        return nn.functional.cross_entropy(x.float(), targets[:, 0] % 16)
-
-
 class Lora(nn.Module):
     """A frozen linear with a low-rank product beside it, which is trained: the input goes through
     both."""
@@ -268,8 +253,6 @@ CASES = {
         lambda: Convolutions(lambda width: nn.GroupNorm(2, width)), "blocks",
         lambda: (torch.randn(4, 3, 32, 32), torch.randint(10, (4,))), num_units=3,
     ),
-    "bags, mean": Case(lambda: Bags("mean"), "layers", lambda: tokens(4, 7)),
-    "bags, sum": Case(lambda: Bags("sum"), "layers", lambda: tokens(4, 7)),
     "pairs": Case(Pairs, "blocks", lambda: (torch.randn(4, 16),)),
     "llama": Case(llama, "model.layers", sentences),
     "llama, no cache": Case(lambda: llama(use_cache=False), "model.layers", sentences),

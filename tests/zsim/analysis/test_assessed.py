@@ -26,7 +26,7 @@ def llama(strategy: str, accumulation: int) -> zsim.Scenario:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(with_micro_batches())
 def test_five_micro_batches_tell_of_all(scenario: zsim.Scenario) -> None:
     """zsim/engine/README.md says how many of 1,400 were equal: all that were taken."""

@@ -320,7 +320,7 @@ def test_exposed_time_is_what_the_run_says_and_the_critical_path_is_as_long_as_t
 
 
 @given(scenarios())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_ops_of_the_critical_path_and_what_they_waited_for_are_the_whole_step(
     case: scenario.Scenario
 ) -> None:

@@ -25,7 +25,7 @@ def ended(code: str) -> str:
 STEPS = (
     "import zsim",
     "import zsim.cli.main, zsim.cli.commands.runs, zsim.runs.registry, zsim.runs.simulator, "
-    "zsim.cli.reports.report",
+    "zsim.cli.reports.run_report",
     "from zsim.cli.main import main; main(['--help'])", "main(['list', 'backends'])",
     "main(['list', 'models'])",
 )

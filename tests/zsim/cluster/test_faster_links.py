@@ -104,7 +104,7 @@ def in_memory_ns(program: Program, costs: Costs) -> float:
     return total
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     TEXTS, st.sampled_from([1.0, 2.0]), st.sampled_from([("fabric",), ("rail",), KINDS]),
     st.sampled_from([1.0, 1.25, 1.5, 2.0, 4.0, 8.0]), st.sampled_from([1.0, 0.5, 0.1]),

@@ -124,7 +124,7 @@ OPEN = {
 
 
 @pytest.mark.parametrize("kind", SAYABLE)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_a_scenario_exported_and_imported_again_is_the_same(kind, data, tmp_path_factory):
     scenario = data.draw(SAYABLE[kind])

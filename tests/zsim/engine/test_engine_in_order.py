@@ -135,7 +135,7 @@ def in_order(program: Program, costs: Costs) -> tuple[list[list[int]], list[list
     return ends, issued
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     rng=st.randoms(use_true_random=False),
     launch_queue=st.sampled_from([0, 0, 1, 3, 8, SYNCHRONOUS]),

@@ -164,7 +164,7 @@ def test_ranks_in_step_are_as_fast_as_all_of_them(strategy: str, offload: str) -
     accumulation=st.integers(1, 2), times=st.integers(2, 8),
     which=st.sampled_from(["memory", "link", "threads"]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_faster_host_slows_no_step_and_none_is_faster_than_its_bytes(
     form: tuple[str, str], precision: str, adam: str, pinned: bool, accumulation: int, times: int,
     which: str,

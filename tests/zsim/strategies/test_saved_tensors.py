@@ -155,7 +155,7 @@ def test_between_forward_and_backward_the_device_has_the_loss_alone(checkpointin
     assert saved - at_rest == 2 < there - at_rest
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(
     scenario_tables(strategies=tuple(ABLE)), st.sampled_from(["saved_tensors", "checkpoint_inputs"])
 )

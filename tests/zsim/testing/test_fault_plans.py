@@ -19,7 +19,7 @@ from zsim.testing import strategies
 from zsim.testing.strategies.faults import DELAYING, MOST_FAULTS
 
 QUIET = settings(max_examples=2000, phases=[Phase.generate, Phase.shrink], database=None)
-EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 FATAL_KINDS = tuple(kind.kind for kind in FATAL)
 SMALL = zsim.Scenario(
     model={"preset": "mlp-tiny"}, batch={"micro_batch": 2},
@@ -74,7 +74,7 @@ def test_plans_are_as_long_as_asked_and_tell_nothing_twice() -> None:
     assert len(SMALL.with_(faults=most).faults) == MOST_FAULTS
 
 
-@settings(EXAMPLES, max_examples=200)
+@settings(EXAMPLES, max_examples=100)
 @given(strategies.fault_plans(PAIR, ("failure", "skipped_collective", "reordered_collective")))
 def test_plans_have_nothing_that_a_scenario_refuses(plan: list[dict[str, Any]]) -> None:
     assert len(PAIR.with_(faults=plan).faults) == len(plan)

@@ -73,6 +73,7 @@ def test_the_example_of_units_passes(folder):
 
 @NEEDS_TORCH
 @pytest.mark.gloo
+@pytest.mark.slow  # a session of tests/user_project compares on gloo too
 def test_the_example_of_gloo_passes(folder):
     folder.run_apart("test_small.py", "-k", "gloo").assert_outcomes(passed=1)
 

@@ -226,3 +226,9 @@ def require_known_memory(operator: str) -> None:
     """UntraceableError for an operator that allocates what its shapes do not tell."""
     if operator.startswith("mkldnn_rnn_layer"):
         _refuse_recurrent()
+    if operator.startswith("_embedding_bag"):
+        raise UntraceableError(
+            where="an embedding bag", expected="operators whose memory follows from their shapes",
+            found="notes on each bag, which differ by device, mode and padding",
+            remedy="write it as an embedding and a sum, or leave the layer out",
+        )

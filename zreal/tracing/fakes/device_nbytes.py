@@ -1,7 +1,7 @@
 """Bytes that operators allocate on a device and that fake tensors do not show.
 
-Source: torch 2.13 (flash_attn/flash_api.cpp, Loss.cpp, Col2Im.cpp, Im2Col.cpp, EmbeddingBag.cpp and
-theirs for CUDA), not confirmed on a GPU.
+Source: torch 2.13 (flash_attn/flash_api.cpp, Loss.cpp, Col2Im.cpp, Im2Col.cpp and theirs for CUDA),
+not confirmed on a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from zsim.autograd.aten.sdpa import EFFICIENT_ROWS, FLASH_ROWS, flash_columns, rounded_up
 from zsim.models.training_options import Device
 
-SIZED_BY_DEVICE = frozenset({"native_layer_norm", "_embedding_bag"})
+SIZED_BY_DEVICE = frozenset({"native_layer_norm"})
 """Operators with results that are larger on one device than on the other."""
 _FLASH, _EFFICIENT = (
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
@@ -29,9 +29,6 @@ LOSSES_BESIDE = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss"})
 """Losses that make those of all elements once more, or at all, while they add them up (on CUDA;
 those of a CPU are not seen)."""
 FOLDS = frozenset({"col2im", "im2col"})
-BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
-BAG_DEFAULTS = (False, 0, False, None, False, -1)
-"""Defaults of an embedding bag's arguments after its offsets: a sum, no padding."""
 
 
 def _each_loss_nbytes(arguments: tuple[Any, ...]) -> int:
@@ -47,10 +44,9 @@ def result_nbytes(
     """Bytes that the result at `place` of an operator holds: its storage's but for those that real
     ones have of another size.
 
-    Statistics of a layer norm are float32 on CUDA, and what an embedding bag notes `_bag_numel`
-    says. Some losses make room for each element's and then one number of it, and folding begins
-    with room for what it reads (aten/src/ATen/native/Loss.cpp, BinaryOps.cpp, Col2Im.cpp,
-    Im2Col.cpp and theirs for CUDA).
+    Statistics of a layer norm are float32 on CUDA. Some losses make room for each element's and
+    then one number of it, and folding begins with room for what it reads
+    (aten/src/ATen/native/Loss.cpp, BinaryOps.cpp, Col2Im.cpp, Im2Col.cpp and theirs for CUDA).
     """
     nbytes = tensor.untyped_storage().nbytes()
     if operator in LOSSES_IN_PLACE:
@@ -59,38 +55,7 @@ def result_nbytes(
         return max(nbytes, arguments[0].numel() * arguments[0].element_size())
     if operator == "native_layer_norm" and position > 0 and device == "cuda":
         return 4 * tensor.numel()
-    if operator in BAGS and position > 0:
-        numel = _bag_numel(operator, arguments, position, tensor, device=device)
-        return numel * tensor.element_size()
     return nbytes
-
-
-def _bag_numel(
-    operator: str, arguments: tuple[Any, ...], position: int, tensor: Tensor, *, device: Device
-) -> int:
-    """Elements of an embedding bag's notes: the bag of each index, the size of each bag, and the
-    largest ones.
-
-    With `include_last_offset` there is one offset more than bags. The fast path of a CPU takes sums
-    of contiguous weights of up to four bytes without padding. It makes no first output, which
-    otherwise has room for one element more (aten/src/ATen/native/EmbeddingBag.cpp, `is_fast_path`).
-    On CUDA only a maximum has the last output (EmbeddingBag.cu).
-    """
-    given: list[Any] = [*arguments, *BAG_DEFAULTS[len(arguments) - 3 :]]
-    weight, indices, offsets, _, mode, _, factors, _, padding = given
-    if position == 1:
-        close = factors is None or factors.stride(0) == 1
-        is_fast = (
-            mode == 0
-            and close
-            and padding < 0
-            and weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        )
-        on_cpu = 0 if is_fast else int(indices.numel()) + 1
-        return on_cpu if device == "cpu" else int(indices.numel())
-    if position == 2 or (device == "cpu" and mode == 0 and operator.endswith("forward_only")):
-        return int(offsets.numel())
-    return 0 if device == "cuda" and mode != 2 else tensor.numel()
 
 
 def scratch(operator: str, arguments: tuple[Any, ...], *, device: Device) -> tuple[int, ...]:

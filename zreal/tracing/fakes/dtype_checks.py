@@ -23,7 +23,6 @@ PRODUCTS = frozenset(
             "convolution", "_convolution", "convolution_overrideable", "mkldnn_convolution",
             "grid_sampler_2d", "grid_sampler_3d",
         ),
-        *("_embedding_bag", "_embedding_bag_forward_only"),
     )
 )
 NORMS = ("batch_norm", "group_norm", "layer_norm")

@@ -11,13 +11,10 @@ has no compute beside it. No lookahead and no micro-batch hides it, so it does n
 them. Other units and faster links shorten it, and are tried for that where nothing else is left. A
 change that does not shorten the ends is then not proposed, whatever else it gains.
 
-A change can hide everything and gain nothing: its collectives slow down the kernels that they run
-beside. Then the smallest change of its kind that gains is proposed as well.
-
 The breakeven micro-batch is the smallest that hides the rest, to a sequence: doubled until it does,
 then bisected. The bisection assumes that the exposed share falls as the batch grows; the breakeven
 and the size below it are both simulated. Where it does not fit the device, or none hides, the
-largest multiple that fits is proposed too. Where it gains nothing, a multiple that gains is.
+largest multiple that fits is proposed too.
 """
 
 from __future__ import annotations
@@ -112,15 +109,13 @@ class Hiding:
     """The scenario as it is, and the smallest change of each kind that hides the communication, or
     the best where none does.
 
-    Where the smallest that hides gains nothing and a larger one does, both are proposed.
-    `useless`: kinds of change of which no candidate gains anything. `elsewhere`: kinds that gain
-    something but leave the ends as long as they are, where the ends are to be shorter.
+    `useless`: kinds of change of which no candidate gains anything, or shortens the ends where only
+    those are left.
     """
 
     now: Change
     changes: tuple[Change, ...]
     useless: tuple[str, ...] = ()
-    elsewhere: tuple[str, ...] = ()
     untried: str = ""
     """The reason why no change was tried, where simulating that often would take minutes."""
 
@@ -146,22 +141,14 @@ class Aim:
     now: Change
     ends: bool
 
-    def gains(self, change: Change) -> bool:
-        """True where the step is shorter by it."""
-        return change.gains(self.now)
-
     def is_met(self, change: Change) -> bool:
         """True where it leaves nothing to hide."""
         return change.hides_all if self.ends else change.hides
 
     def helps(self, change: Change) -> bool:
-        """True where it serves the aim: where only the ends are left, it shortens them."""
-        return not self.now.hides or change.at_ends <= self.now.at_ends - SHORTER
-
-    def only_hides(self, change: Change) -> bool:
-        """True where it hides all communication of the aim at an unchanged step time."""
-        no_longer = change.ns_per_token <= self.now.ns_per_token
-        return self.is_met(change) and self.helps(change) and no_longer and not self.gains(change)
+        """True where the step is shorter by it; and its ends, where only those are left."""
+        shorter = not self.now.hides or change.at_ends <= self.now.at_ends - SHORTER
+        return shorter and change.gains(self.now)
 
 
 def hiding(case: Planned, timeline: Timeline | None = None) -> Hiding:
@@ -176,19 +163,15 @@ def hiding(case: Planned, timeline: Timeline | None = None) -> Hiding:
         return Hiding(now=now, changes=(), untried=untried)
     proposed: list[Change] = []
     useless: list[str] = []
-    elsewhere: list[str] = []
     for kind in ENDS if now.hides else KINDS:
         # units move what is exposed to the ends
         aim = Aim(now=now, ends=now.hides or kind in (UNITS, APART))
         tried = _batches(scenario, aim) if kind == BATCH else _smallest(KINDS[kind](scenario), aim)
-        if any(aim.gains(candidate.change) and aim.helps(candidate.change) for candidate in tried):
+        if any(aim.helps(candidate.change) for candidate in tried):
             proposed += [_with_memory(candidate).change for candidate in tried]
         elif tried:
-            gains = any(aim.gains(candidate.change) for candidate in tried)
-            (elsewhere if gains else useless).append(kind)
-    return Hiding(
-        now=now, changes=tuple(proposed), useless=tuple(useless), elsewhere=tuple(elsewhere)
-    )
+            useless.append(kind)
+    return Hiding(now=now, changes=tuple(proposed), useless=tuple(useless))
 
 
 def _batches(scenario: Scenario, aim: Aim) -> list[Tried]:
@@ -200,7 +183,7 @@ def _batches(scenario: Scenario, aim: Aim) -> list[Tried]:
     size, most = scenario.batch.micro_batch, tried[0].scenario.batch.micro_batch
     for times in reversed(BATCHES):
         smaller = _tried(*with_batch(scenario, size * times)) if size * times < most else None
-        if smaller is not None and aim.gains(smaller.change):
+        if smaller is not None and aim.helps(smaller.change):
             fitting = _with_memory(smaller)
             if fitting.change.memory != "OOM":
                 return [fitting, *tried]
@@ -246,25 +229,16 @@ def _with_memory(tried: Tried) -> Tried:
 
 
 def _smallest(candidates: Iterable[tuple[str, Scenario]], aim: Aim) -> list[Tried]:
-    """The first candidate that hides and gains, else the first of those with the largest gain.
-
-    Before it comes the first that hides, if it gains nothing. Where no candidate does what is
-    asked, the nearest one; none if none can be tried.
-    """
+    """The first candidate that hides and gains, alone, else the first of those with the largest
+    gain; where none gains, the nearest one. Empty where none can be tried."""
     seen: list[Tried] = []
     for label, scenario in candidates:
         tried = _tried(label, scenario)
         if tried is not None:
             seen.append(tried)
-            if aim.is_met(tried.change) and aim.helps(tried.change) and aim.gains(tried.change):
-                break
-    gaining = [tried for tried in seen if aim.gains(tried.change)]
-    useful = [tried for tried in gaining if aim.helps(tried.change)]
-    if not useful:
-        return as_good_as_any(gaining or seen)
-    hiding_only = next((tried for tried in seen if aim.only_hides(tried.change)), None)
-    chosen = useful[-1:] if aim.is_met(useful[-1].change) else as_good_as_any(useful)
-    return [hiding_only, *chosen] if hiding_only else chosen
+            if aim.is_met(tried.change) and aim.helps(tried.change):
+                return [tried]
+    return as_good_as_any([tried for tried in seen if aim.helps(tried.change)] or seen)
 
 
 def as_good_as_any(seen: list[Tried]) -> list[Tried]:
@@ -274,8 +248,7 @@ def as_good_as_any(seen: list[Tried]) -> list[Tried]:
 
 
 def _breakeven(scenario: Scenario, aim: Aim) -> list[Tried]:
-    """The smallest micro-batch that hides, or the best of its multiples. If it gains nothing, a
-    multiple with a gain comes after it."""
+    """The smallest micro-batch that hides, or the best of its multiples."""
     if scenario.model.family == wrapping.TRACED:
         return []
     now = scenario.batch.micro_batch
@@ -292,6 +265,4 @@ def _breakeven(scenario: Scenario, aim: Aim) -> list[Tried]:
             smallest, high = tried, middle
         else:
             low = middle
-    if aim.gains(smallest.change):
-        return [smallest]
-    return [smallest, *(tried for tried in multiples if aim.gains(tried.change))]
+    return [smallest]

@@ -14,7 +14,7 @@ from zsim.calibration.accuracy import Accuracy
 from zsim.calibration.data import measurements
 from zsim.calibration.data.records import MeasurementError, Skipped
 from zsim.calibration.row_predictions import Predicted
-from zsim.cli.reports.report import progress, say, tell, write_json
+from zsim.cli.terminal import progress, say, tell, write_json
 from zsim.cluster.cluster import load_cluster
 from zsim.errors import ZsimError
 from zsim.io import files

@@ -20,7 +20,7 @@ from zsim.calibration.fitting.write_cluster import GroupErrors
 from zsim.cli.commands import calibrate_here
 from zsim.cli.commands.accuracy import by_reason
 from zsim.cli.inputs import UsageError
-from zsim.cli.reports.report import progress, say, tell, warn, write_json
+from zsim.cli.terminal import progress, say, tell, warn, write_json
 from zsim.cluster.cluster import load_cluster
 from zsim.io import files
 

@@ -13,7 +13,7 @@ from typing import cast
 from zsim.calibration.machine import device_file, here, machine_file
 from zsim.calibration.machine.fit import FittedMachine, constants
 from zsim.cli.inputs import UsageError
-from zsim.cli.reports.report import note, progress, say, table, warn, write_json, wrote
+from zsim.cli.terminal import note, progress, say, table, warn, write_json, wrote
 from zsim.errors import ZsimError
 from zsim.io import files
 from zsim.io.units import format_bytes, format_time

@@ -13,8 +13,8 @@ from zsim.analysis.checkpoints.checkpoint import CheckpointReport, checkpoint
 from zsim.analysis.checkpoints.file_reads import FileRead
 from zsim.analysis.checkpoints.phase import CheckpointPhase
 from zsim.analysis.checkpoints.schedule import CheckpointSchedule, schedule_of
+from zsim.cli import terminal
 from zsim.cli.inputs import load_one, warned
-from zsim.cli.reports import report
 from zsim.io.units import counted, format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
 
@@ -30,13 +30,13 @@ def shown(options: argparse.Namespace) -> int:
     """`zsim checkpoint`: 0; CheckpointMemoryError where it is OOM, which exits with 1."""
     scenario = load_one(options.scenario)
     warned(scenario)
-    with report.progress(f"{scenario.name}: saved and loaded"):
+    with terminal.progress(f"{scenario.name}: saved and loaded"):
         made = checkpoint(scenario, to_ranks=options.to_ranks)
         schedule = schedule_of(made)
     if schedule.warning:
-        report.warn(scenario.name, [schedule.warning])
+        terminal.warn(scenario.name, [schedule.warning])
     if options.json:
-        report.write_json(_object(made, schedule))
+        terminal.write_json(_object(made, schedule))
         return 0
     form = scenario.checkpoint.format
     head = (
@@ -46,7 +46,7 @@ def shown(options: argparse.Namespace) -> int:
     rows = list(_rows(made, schedule))
     if options.to_ranks is not None:
         rows += _reads(made.reads)
-    report.table(head, rows)
+    terminal.table(head, rows)
     return 0
 
 

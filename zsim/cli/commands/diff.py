@@ -9,8 +9,9 @@ from pathlib import Path
 from zsim import api
 from zsim.analysis.difference import FigureChange, ScenarioDiff, diff, titled
 from zsim.analysis.growth import parse_limits
+from zsim.cli import terminal
 from zsim.cli.inputs import load_one
-from zsim.cli.reports import junit, report
+from zsim.cli.reports import junit
 from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
 
@@ -25,10 +26,10 @@ def shown(options: argparse.Namespace) -> int:
         if name:
             files.require(Path(name), option=option, apart_from=taken)
     base, head = load_one(options.base), load_one(options.head)
-    with report.progress(f"{base.name} and {head.name}: simulated"):
+    with terminal.progress(f"{base.name} and {head.name}: simulated"):
         result = diff(api.simulate(base), api.simulate(head), limits=limits)
     if options.json:
-        report.write_json({"schema_version": SCHEMA_VERSION, **result.to_dict()})
+        terminal.write_json({"schema_version": SCHEMA_VERSION, **result.to_dict()})
     else:
         _say(result)
     if options.markdown:
@@ -36,15 +37,15 @@ def shown(options: argparse.Namespace) -> int:
     if options.junit:
         _write_junit(result, Path(options.junit))
     for out in outs:
-        report.wrote(out)
+        terminal.wrote(out)
     return 0 if result.ok else 1
 
 
 def _say(result: ScenarioDiff) -> None:
-    report.say(f"{titled(result.base)} → {titled(result.head)}")
+    terminal.say(f"{titled(result.base)} → {titled(result.head)}")
     say_figures(result.figures)
     for reason in result.broken:
-        report.say_wrapped(f"  BROKEN {reason}", hanging=9)
+        terminal.say_wrapped(f"  BROKEN {reason}", hanging=9)
 
 
 def say_figures(figures: Sequence[FigureChange]) -> None:
@@ -53,10 +54,10 @@ def say_figures(figures: Sequence[FigureChange]) -> None:
     for each in figures:
         change = f"{each.change} {each.share}".strip()
         if each.change == "same":
-            report.say(f"  {each.name:{width}}  {each.text('base')}, the same")
+            terminal.say(f"  {each.name:{width}}  {each.text('base')}, the same")
         else:
-            report.say(f"  {each.name:{width}}  {each.text('base')}")
-            report.say(f"  {'':{width}}  → {each.text('head')}: {change}")
+            terminal.say(f"  {each.name:{width}}  {each.text('base')}")
+            terminal.say(f"  {'':{width}}  → {each.text('head')}: {change}")
 
 
 def _write_junit(result: ScenarioDiff, path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zsim.analysis.flight_recorder.dump_file import Dump, DumpError, read
 from zsim.analysis.flight_recorder.explain import Explanation, explain
-from zsim.cli.reports import report
+from zsim.cli import terminal
 from zsim.errors import ZsimError
 from zsim.io.units import counted
 from zsim.ir.run import SCHEMA_VERSION
@@ -32,7 +32,7 @@ def explained(options: argparse.Namespace) -> int:
         raise unread[0]
     told = explain(list(dumps.values()), unread=[str(error) for error in unread])
     if options.json:
-        report.write_json({"schema_version": SCHEMA_VERSION, **told.to_dict()})
+        terminal.write_json({"schema_version": SCHEMA_VERSION, **told.to_dict()})
     else:
         _print(told)
     return 1 if told.findings else 2 if unread else 0
@@ -55,17 +55,17 @@ def _files(names: list[str]) -> list[Path]:
 
 def _print(told: Explanation) -> None:
     for line in told.unread:
-        report.say(f"not read: {line}")
-    report.say(
+        terminal.say(f"not read: {line}")
+    terminal.say(
         f"{counted(len(told.ranks), 'rank')}, {counted(told.collectives, 'collective')} of "
         f"{counted(told.groups, 'group')}: {len(told.findings) or 'nothing'} found"
     )
     for finding in told.findings:
-        report.say(f"  {finding.kind}: {finding.text}")
+        terminal.say(f"  {finding.kind}: {finding.text}")
     if told.waits:
-        report.say("  who waits for whom:")
+        terminal.say("  who waits for whom:")
     for wait in told.waits:
         absent = ", ".join(map(str, wait.absent[:8]))
         at = f"  {wait.at}" if wait.at else ""
         inside = f"{wait.op} #{wait.seq} of {wait.group}"
-        report.say(f"    rank {wait.rank:4}  {inside}  for {absent}{at}")
+        terminal.say(f"    rank {wait.rank:4}  {inside}  for {absent}{at}")

@@ -6,8 +6,8 @@ import argparse
 
 from zsim import api
 from zsim.analysis.lint import RULES, LintFinding, lint
+from zsim.cli import terminal
 from zsim.cli.inputs import load_all
-from zsim.cli.reports import report
 from zsim.errors import ZsimError
 from zsim.io.units import counted, rounded_sizes
 from zsim.ir.run import SCHEMA_VERSION
@@ -22,14 +22,14 @@ def linted(options: argparse.Namespace) -> int:
     failures: list[tuple[str, ZsimError]] = []
     backend, simulated = registry.SimBackend(), RunOptions(module=options.module)
     for scenario in load_all(options.scenarios):
-        with report.progress(f"{scenario.name}: {counted(len(RULES), 'rule')}"):
+        with terminal.progress(f"{scenario.name}: {counted(len(RULES), 'rule')}"):
             try:
                 case = api.of_module(backend, scenario, simulated)
                 results.append((scenario, lint(case, ignore=options.ignore)))
             except ZsimError as error:
                 failures.append((scenario.name, error))
     if options.json:
-        report.write_json({
+        terminal.write_json({
             "schema_version": SCHEMA_VERSION,
             "scenarios": [
                 {"scenario": scenario.name, "findings": [each.to_dict() for each in findings]}
@@ -41,7 +41,7 @@ def linted(options: argparse.Namespace) -> int:
         for scenario, findings in results:
             _print(scenario, findings)
         for name, failure in failures:
-            report.say(f"{name}: not linted: {failure}")
+            terminal.say(f"{name}: not linted: {failure}")
     if failures:
         return max(failure.exit_code for _, failure in failures)
     return 1 if any(findings for _, findings in results) else 0
@@ -49,10 +49,10 @@ def linted(options: argparse.Namespace) -> int:
 
 def _print(scenario: Scenario, findings: tuple[LintFinding, ...]) -> None:
     number = counted(len(findings), "finding") if findings else "no finding"
-    report.say(f"{scenario.name}: {number}")
+    terminal.say(f"{scenario.name}: {number}")
     for finding in findings:
         lines = [f"  {finding.rule}: {finding.fact}", f"      why: {finding.why}"]
         lines += [f"      here it {finding.cost}"] if finding.cost else []
         mend = f"{finding.remedy}; or lint = {{ ignore = [\"{finding.rule}\"] }}"
         for line in (*lines, f"      mend: {mend}"):
-            report.say_wrapped(rounded_sizes(line), hanging=10)
+            terminal.say_wrapped(rounded_sizes(line), hanging=10)

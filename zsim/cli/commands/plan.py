@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 
 from zsim.analysis.planner import plan_for
-from zsim.cli import arguments
+from zsim.cli import arguments, terminal
 from zsim.cli.inputs import load_one
-from zsim.cli.reports import report
 from zsim.io import files
 
 
@@ -23,16 +22,16 @@ def planned(options: argparse.Namespace) -> int:
         global_batch=options.global_batch, tokens=options.tokens, days=options.days,
         price=options.price, budget=options.budget, goal=options.goal,
         vary=arguments.axes(options.vary),
-        say=lambda text: report.tell(f"{scenario.name}: {text}"),
+        say=lambda text: terminal.tell(f"{scenario.name}: {text}"),
     )
     if options.json:
-        report.write_json(plan.to_dict())
+        terminal.write_json(plan.to_dict())
     else:
         for line in str(plan).splitlines():
-            report.say_wrapped(line, most=100)
+            terminal.say_wrapped(line, most=100)
         for name, reason in plan.reasons if options.all else ():
-            report.say_wrapped(f"   {name}: {reason}", most=100)
+            terminal.say_wrapped(f"   {name}: {reason}", most=100)
     if out and plan.recommended:
         files.write(out, plan.recommended.to_toml())
-        report.wrote(out, "; zsim run simulates it")
+        terminal.wrote(out, "; zsim run simulates it")
     return 0 if plan.recommended else 1

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from zsim import api
 from zsim import report as reporting
+from zsim.cli import terminal
 from zsim.cli.inputs import UsageError, load_all
-from zsim.cli.reports import report
 from zsim.io import files
 from zsim.report import ReportSide
 
@@ -32,14 +32,14 @@ def reported(options: argparse.Namespace) -> int:
     files.require(out, option="-o", apart_from=[*taken, *map(Path, named)], kind="a page")
     sides: list[ReportSide] = []
     for scenario in scenarios:
-        with report.progress(f"{scenario.name}: simulated"):
+        with terminal.progress(f"{scenario.name}: simulated"):
             sides.append(reporting.of_scenario(scenario))
     sides += [reporting.of_record(api.load_run(name)) for name in saved]
-    with report.progress("the page's tables"):
-        text = reporting.report(sides, say=report.tell)
+    with terminal.progress("the page's tables"):
+        text = reporting.report(sides, say=terminal.tell)
     files.write(out, text)
-    report.wrote(out, f", {len(text.encode()) / 2**20:.2f} MiB; open it in a browser")
+    terminal.wrote(out, f", {len(text.encode()) / 2**20:.2f} MiB; open it in a browser")
     if options.json:
-        report.write_json({"file": str(out), "sides": [side.name for side in sides],
+        terminal.write_json({"file": str(out), "sides": [side.name for side in sides],
                            "bytes": len(text.encode())})
     return 0

@@ -11,8 +11,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from zsim import api
+from zsim.cli import terminal
 from zsim.cli.inputs import UsageError, load_all, read, warned
-from zsim.cli.reports import report
+from zsim.cli.reports import run_report
 from zsim.errors import ZsimError
 from zsim.io import files
 from zsim.ir.run import (
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     _require_results(scenarios, options, several=several)
     runs: list[Run | UnendedRun] = []
     failures: list[Failure] = []
-    for count, scenario in report.countdown(scenarios):
+    for count, scenario in terminal.countdown(scenarios):
         try:
             runs.append(_run(
                 scenario, backend, capabilities, options, how=how, several=several, count=count
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
                 _note_no_trace(scenario, options)
                 continue
             _note(failures, scenario, error, several=several)
-    report.print_runs(
+    run_report.print_runs(
         runs, failures, as_json=options.json, several=several, exact=options.verbose
     )
     return _exit_code(runs, failures)
@@ -105,7 +106,7 @@ def _require_spans(
 def _note_no_trace(scenario: Scenario, options: argparse.Namespace) -> None:
     """Say that there is no trace of a step that does not end, where one is asked for."""
     if options.trace:
-        report.note(f"{scenario.name}: no trace is written, as the step does not end")
+        terminal.note(f"{scenario.name}: no trace is written, as the step does not end")
 
 
 def _note(
@@ -115,7 +116,7 @@ def _note(
     if not several:
         raise error
     failures.append((scenario.name, error))
-    report.print_failure(scenario.name, error)
+    run_report.print_failure(scenario.name, error)
 
 
 def _exit_code(
@@ -139,16 +140,17 @@ def _run(
     scenario = api.of_module(backend, scenario, how)
     warnings = warned(scenario)
     with (
-        report.progress(f"{count}{scenario.name} on {backend.name}"), keeping_what_there_is(target)
+        terminal.progress(f"{count}{scenario.name} on {backend.name}"),
+        keeping_what_there_is(target),
     ):
         record = api.observed(backend, capabilities, scenario, how)
     _note_whole(scenario, record)
     if target:
         saved.save(api.with_caches(scenario, record, scenario.cluster), target)
-        report.wrote(target)
+        terminal.wrote(target)
     if trace:
         chrome_trace.write(record, trace, notes=_trace_notes(scenario, record))
-        report.wrote(trace, "; open it in ui.perfetto.dev")
+        terminal.wrote(trace, "; open it in ui.perfetto.dev")
     needs = api.device_memory(scenario, record)
     return Run(record=record, scenario=scenario, warnings=warnings, device_memory=needs)
 
@@ -212,14 +214,14 @@ def validate(options: argparse.Namespace) -> int:
             chrome_trace.require(path)
     comparisons: list[Comparison] = []
     failures: list[Failure] = []
-    for count, scenario in report.countdown(scenarios):
+    for count, scenario in terminal.countdown(scenarios):
         try:
             scenario = api.of_module(backend, scenario, how)
             comparisons.append(
                 _validated(scenario, backend, capabilities, options, how=how, count=count)
             )
             if not options.json:
-                report.print_checks(comparisons[-1], exact=options.verbose)
+                run_report.print_checks(comparisons[-1], exact=options.verbose)
             _save_sides(comparisons[-1], scenario, options)
             _overlay(comparisons[-1], scenario, options, several=several)
         except ZsimError as error:
@@ -227,7 +229,7 @@ def validate(options: argparse.Namespace) -> int:
                 _write_junit(options, comparisons, [(scenario.name, error)])
             _note(failures, scenario, error, several=several)
     if options.json:
-        report.write_checks(comparisons, failures, several=several)
+        run_report.write_checks(comparisons, failures, several=several)
     _write_junit(options, comparisons, failures)
     return _exit_code(comparisons, failures)
 
@@ -240,7 +242,7 @@ def _write_junit(
         from zsim.cli.reports import junit  # start-up: few commands write XML
 
         junit.write(Path(options.junit), comparisons, failures)
-        report.wrote(options.junit)
+        terminal.wrote(options.junit)
 
 
 def _real(options: argparse.Namespace, how: RunOptions) -> tuple[Backend, Capabilities]:
@@ -289,7 +291,7 @@ def _validated(
         scenario, backend, capabilities, options
     )
     cluster = api.machine_cluster(scenario, machine)
-    shaping = options.testbed and report.progress(
+    shaping = options.testbed and terminal.progress(
         f"{scenario.name}: links of {options.testbed.text}"
     )
     with shaping or nullcontext():
@@ -297,12 +299,12 @@ def _validated(
             backend, scenario, cluster, how, testbed=options.testbed, compute=options.compute
         )
     with (
-        report.progress(f"{count}{scenario.name}: for real on {backend.name}"),
+        terminal.progress(f"{count}{scenario.name}: for real on {backend.name}"),
         keeping_what_there_is(targets[-1] if targets else None),
     ):
         measured = api.measured(backend, capabilities, scenario, how)
     if folder := measured.provenance.get("resumed"):
-        report.note(f"{scenario.name}: the ranks' results are taken from {folder}; delete it to "
+        terminal.note(f"{scenario.name}: the ranks' results are taken from {folder}; delete it to "
                     f"run them again")
     _note_whole(scenario, measured)
     return api.validated(
@@ -317,13 +319,13 @@ def _save_sides(
     records = comparison.predicted, comparison.measured
     for record, path in zip(records, _sides(scenario, options), strict=False):
         saved.save(record, path)
-        report.wrote(path)
+        terminal.wrote(path)
 
 
 def _note_whole(scenario: Scenario, record: RunRecord) -> None:
     """Say that the user's own module is not built unit by unit, and why."""
     if reason := record.provenance.get("built_whole"):
-        report.note(f"{scenario.name}: each rank builds the whole module, as {reason}")
+        terminal.note(f"{scenario.name}: each rank builds the whole module, as {reason}")
 
 
 def _overlay(
@@ -335,7 +337,7 @@ def _overlay(
     elif options.trace:
         path = _target(options.trace, scenario, several, ".trace.json.gz")
         chrome_trace.write(comparison.predicted, path, measured=comparison.measured)
-        report.wrote(path, "; open it in ui.perfetto.dev")
+        terminal.wrote(path, "; open it in ui.perfetto.dev")
 
 
 def _sides(scenario: Scenario, options: argparse.Namespace) -> list[Path]:
@@ -358,7 +360,7 @@ def _measured_now(
     from zsim.cli.commands import calibrate_here  # start-up: few commands measure anything
 
     if capabilities.gpus and (reason := api.not_of_gpus(capabilities.gpus, scenario)):
-        report.note(f"{scenario.name}: times are those of a preset, not of this machine's GPUs: "
+        terminal.note(f"{scenario.name}: times are those of a preset, not of this machine's GPUs: "
                     f"{reason}")
     able = capabilities.device == "cpu" and hasattr(backend, "measure")
     wanted = not options.no_calibrate and not os.environ.get(calibrate_here.OFF)
@@ -380,7 +382,7 @@ def keeping_what_there_is(target: Path | None) -> Iterator[None]:
         raise
     except InterruptedRunError as stop:
         if stop.run and any(rank.phases for rank in stop.run.ranks):
-            report.note(_kept(stop.run, target))
+            terminal.note(_kept(stop.run, target))
         raise
 
 
@@ -409,7 +411,7 @@ def _how(options: argparse.Namespace) -> RunOptions:
         numerics=options.numerics,
         device=options.device,
         hops=bool(options.trace),
-        progress=report.tell,
+        progress=terminal.tell,
     )
 
 
@@ -428,9 +430,9 @@ def compare_saved(options: argparse.Namespace) -> int:
     if comparison.of_two_scenarios and not options.require:
         return _side_by_side(comparison, options)
     if options.json:
-        report.write_checks([comparison], [], several=False)
+        run_report.write_checks([comparison], [], several=False)
     else:
-        report.print_checks(comparison, exact=options.verbose)
+        run_report.print_checks(comparison, exact=options.verbose)
     return 0 if comparison.ok else 1
 
 
@@ -440,14 +442,14 @@ def _side_by_side(comparison: Comparison, options: argparse.Namespace) -> int:
 
     figures = tuple(record_changes(comparison.predicted, comparison.measured))
     if options.json:
-        report.write_json({
+        terminal.write_json({
             "schema_version": SCHEMA_VERSION, "base": comparison.predicted.scenario,
             "head": comparison.measured.scenario, "figures": [each.to_dict() for each in figures],
             "ok": True,
         })
     else:
         head, *_ = str(comparison).splitlines()
-        report.say_wrapped(head, hanging=2)
-        report.say_wrapped(f"  not the same {comparison.checks[0].detail}", hanging=4)
+        terminal.say_wrapped(head, hanging=2)
+        terminal.say_wrapped(f"  not the same {comparison.checks[0].detail}", hanging=4)
         say_figures(figures)
     return 0

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 
 from zsim.analysis.jitter import jitter
+from zsim.cli import terminal
 from zsim.cli.inputs import UsageError
-from zsim.cli.reports import report
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.runs import registry
 from zsim.scenario.scenario import Scenario
@@ -27,15 +27,15 @@ def run(scenarios: Sequence[Scenario], options: argparse.Namespace) -> int:
         )
     told = []
     for scenario in scenarios:
-        with report.progress(f"{scenario.name}: {options.seeds} seeds"):
+        with terminal.progress(f"{scenario.name}: {options.seeds} seeds"):
             steps = jitter(scenario, seeds=options.seeds)
         told.append(steps)
         if not options.json:
             head, *_ = str(steps).splitlines()
-            report.table(head, list(steps.rows()))
+            terminal.table(head, list(steps.rows()))
     if options.json:
         objects = [{"schema_version": SCHEMA_VERSION, **steps.to_dict()} for steps in told]
-        report.write_json(
+        terminal.write_json(
             objects[0] if len(objects) == 1
             else {"schema_version": SCHEMA_VERSION, "scenarios": objects}
         )

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from zsim import api
 from zsim.analysis import advice
+from zsim.cli import terminal
 from zsim.cli.inputs import load_one, read, warned
-from zsim.cli.reports import memory_report, report
+from zsim.cli.reports import memory_report, program_report
 from zsim.engine.simulate import LostLinkError
 from zsim.errors import ScenarioError, shown
 from zsim.io import files
@@ -37,7 +38,7 @@ def show(options: argparse.Namespace) -> int:
     scenario = _loaded(options)
     case = planned(scenario)
     program = case.program
-    head = report.show_head(scenario, program)
+    head = program_report.show_head(scenario, program)
     warnings = warned(scenario)
     answer = fits.assess(case)
     case, released = full_device.with_calls(case, answer), api.released_ns(case, answer)
@@ -59,7 +60,7 @@ def show(options: argparse.Namespace) -> int:
             workspace_bytes=_workspace(scenario),
             empty_cache=True,
         )
-        report.wrote(options.snapshot)
+        terminal.wrote(options.snapshot)
     if options.json:
         more: dict[str, object] = {"program": str(program).splitlines()} if options.program else {}
         more |= {"warnings": list(warnings)} if warnings else {}
@@ -78,16 +79,16 @@ def show(options: argparse.Namespace) -> int:
             more["time"] = time_report.as_object(case)
         if not options.memory:
             more |= {"routes": [asdict(way) for way in _routes(case)]}
-        report.write_json({"schema_version": SCHEMA_VERSION, **head, **more})
+        terminal.write_json({"schema_version": SCHEMA_VERSION, **head, **more})
         return 0
     rows = [(name, text) for name, text in list(head.items())[1:] if text]
     if not options.memory:
         after_mesh = 1 + [name for name, _ in rows].index("mesh")
-        rows[after_mesh:after_mesh] = report.route_rows(_routes(case))
+        rows[after_mesh:after_mesh] = program_report.route_rows(_routes(case))
     needs = memory_report.verdict_words(answer, released)
-    report.table(scenario.name, [*rows, ("memory", f"{answer.verdict}: {needs}")])
+    terminal.table(scenario.name, [*rows, ("memory", f"{answer.verdict}: {needs}")])
     if options.program:
-        report.say(str(program))
+        terminal.say(str(program))
     if options.memory:
         memory_report.print_answer(
             answer, stages, program.of_rank(answer.rank), released_ns=released
@@ -119,14 +120,14 @@ def _advice(case: Planned, answer: fits.MemoryVerdict) -> tuple[advice.Effect, .
     """
     scenario = case.scenario
     if untried := scenario.work.problem(part=MANY_TIMES):
-        report.warn(scenario.name, [f"what would help is not computed, to be done in seconds: "
+        terminal.warn(scenario.name, [f"what would help is not computed, to be done in seconds: "
                                     f"{untried}"])
         return None
-    with report.progress(f"{scenario.name}: every change planned and simulated"):
+    with terminal.progress(f"{scenario.name}: every change planned and simulated"):
         try:
             step = simulator.step_time(case)
         except LostLinkError as error:  # memory needs no clock
-            report.warn(scenario.name, [f"what would help is not computed: {error}"])
+            terminal.warn(scenario.name, [f"what would help is not computed: {error}"])
             return None
         return advice.advice(
             advice.Way(
@@ -155,8 +156,8 @@ def _workspace(scenario: Scenario) -> int:
 def least(options: argparse.Namespace) -> int:
     """`zsim fit`: 0 when something fits."""
     scenario = _loaded(options)
-    with report.progress(f"{scenario.name}: every stage on {scenario.cluster.name}"):
-        fitted = api.fit(scenario, say=lambda text: report.tell(f"{scenario.name}: {text}"))
+    with terminal.progress(f"{scenario.name}: every stage on {scenario.cluster.name}"):
+        fitted = api.fit(scenario, say=lambda text: terminal.tell(f"{scenario.name}: {text}"))
     memory_report.print_fit(fitted, as_json=options.json)
     return 0 if fitted.recommended is not None else 1
 
@@ -164,7 +165,7 @@ def least(options: argparse.Namespace) -> int:
 def listing(options: argparse.Namespace) -> int:
     """`zsim list`: names, one per line, with a word on each; without a name of a list, all."""
     if options.what == "schema":
-        report.write_json(schema.json_schema())
+        terminal.write_json(schema.json_schema())
         return 0
     chosen = [options.what] if options.what else list(LISTINGS)
     lists = {what: list(LISTINGS[what]()) for what in chosen}
@@ -173,7 +174,7 @@ def listing(options: argparse.Namespace) -> int:
         if any(name.startswith(head) for name, _ in lists["scenarios"]):
             rows = [(name.removeprefix(head), about) for name, about in lists.pop("scenarios")]
             lists = {f"scenarios, in {head.rstrip(os.sep)}": rows, **lists}
-    report.print_lists(lists, as_json=options.json)
+    terminal.print_lists(lists, as_json=options.json)
     return 0
 
 

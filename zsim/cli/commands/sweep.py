@@ -8,7 +8,7 @@ from pathlib import Path
 
 from zsim.analysis import sweep
 from zsim.analysis.sweep import plot
-from zsim.cli.reports import report
+from zsim.cli import terminal
 from zsim.io import files
 from zsim.io.units import counted
 from zsim.ir.run import SCHEMA_VERSION
@@ -27,19 +27,19 @@ def swept(options: argparse.Namespace) -> int:
         files.require(picture, option="--plot", apart_from=[Path(options.file)])
     result = sweep.sweep(
         scenario, axes, on=options.on, workers=options.workers, out=out,
-        say=report.telling(f"{name}: "),
+        say=terminal.telling(f"{name}: "),
     )
     if result.num_resumed:
-        report.note(f"{counted(result.num_resumed, 'row')} taken from {out}.journal")
+        terminal.note(f"{counted(result.num_resumed, 'row')} taken from {out}.journal")
     if options.json:
-        report.write_json({"schema_version": SCHEMA_VERSION, **result.to_dict()})
+        terminal.write_json({"schema_version": SCHEMA_VERSION, **result.to_dict()})
     else:
         for line in str(result).splitlines():
-            report.say_wrapped(line, hanging=7)
+            terminal.say_wrapped(line, hanging=7)
     if out:
-        report.wrote(out, "; its .journal keeps what is done")
+        terminal.wrote(out, "; its .journal keeps what is done")
     if picture:
         plot.write(result, picture)
-        report.wrote(picture)
+        terminal.wrote(picture)
     statuses = Counter(row["status"] for row in result.rows)
     return 1 if statuses["failed"] or statuses["died"] or not statuses["ok"] else 0

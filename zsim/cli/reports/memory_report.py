@@ -13,7 +13,7 @@ from typing import Any
 
 from zsim.analysis.advice import Effect
 from zsim.analysis.fit_table import SURER, Fit, without
-from zsim.cli.reports.report import bar, say, say_wrapped, write_json
+from zsim.cli.terminal import bar, say, say_wrapped, write_json
 from zsim.cluster.host import HostMemory
 from zsim.io.units import format_bytes, format_time, rounded_sizes
 from zsim.ir.program import RankProgram

@@ -10,7 +10,8 @@ from typing import Any
 from zsim import api
 from zsim.analysis.hiding.hide_communication import HIDDEN, Change, Hiding, hiding
 from zsim.analysis.why import Why, percent, why_lines
-from zsim.cli.reports import report
+from zsim.cli import terminal
+from zsim.cli.reports import run_report
 from zsim.engine import error_bands
 from zsim.engine.costs import Costs
 from zsim.engine.simulate_step import simulate_step
@@ -87,7 +88,6 @@ def as_object(planned: Planned) -> dict[str, Any]:
         "as_it_is": _change(helps.now),
         "what_would_hide_it": [_change(change) for change in helps.changes],
         "gains_nothing": list(helps.useless),
-        "gains_elsewhere": list(helps.elsewhere),
         "untried": helps.untried,
     }
 
@@ -116,7 +116,7 @@ def show(planned: Planned) -> None:
             case.timeline.ranks[case.timeline.representatives[reasons.rank]],
         ),
     ):
-        report.say(line)
+        terminal.say(line)
 
 
 def hosted_ns(ops: Sequence[Op], costs: Costs, times: Times) -> int:
@@ -134,7 +134,7 @@ def lines(
 ) -> Iterator[str]:
     """Lines of the report; `hosted_ns`: nanoseconds of kernels on the host."""
     waits = format_time(reasons.host_bound_ns)
-    took = report.step_words(step.step_ns, step.band_ns, step.calibration)
+    took = run_report.step_words(step.step_ns, step.band_ns, step.calibration)
     yield (
         f"step of {took} on rank {reasons.rank}; compute is idle until the host issues it for "
         f"{waits}"
@@ -192,15 +192,12 @@ def _proposals(helps: Hiding) -> Iterator[str]:
     yield f"{heading} {tokens}:"
     for change in helps.changes:
         memory = f"; {change.memory_words}" if change.memory_words else ""
-        idle = "" if change.gains(now) else ", which gains nothing"
         yield (
             f"    {change.label:<48} {_verdict(change, now)}, {change.ns_per_token:,.0f} ns for "
-            f"each token{idle}{memory}"
+            f"each token{memory}"
         )
     if helps.useless:
         yield f"    nothing is gained by {' or '.join(helps.useless)}"
-    if helps.elsewhere:
-        yield f"    {' and '.join(helps.elsewhere)} make the step shorter, but not its ends"
 
 
 def _verdict(change: Change, now: Change) -> str:

@@ -44,7 +44,7 @@ def torchs_buckets(
     return tuple(tuple(parameters[index] for index in bucket) for bucket in indices)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     dims=st.lists(st.sampled_from([1, 7, 10, 512, 1024]), min_size=2, max_size=5),
     hidden=st.sampled_from([1, 50, 512, 4096]),

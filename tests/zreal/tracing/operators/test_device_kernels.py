@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,7 +20,6 @@ from tests.support.sampling import one_in
 from tests.zreal.tracing.test_trace import records
 from zreal.modules import batches, modules
 from zreal.tracing.fakes.device_kernels import KernelChoices
-from zreal.tracing.fakes.device_nbytes import result_nbytes
 from zreal.tracing.trace import trace
 from zsim.autograd.lowering.lower_model import lower
 from zsim.autograd.lowering.lowered import LoweredModule
@@ -272,51 +270,3 @@ def test_rows_of_a_mask_are_padded_to_16_for_memory_efficient_attention(length: 
     pads = [nbytes for name, nbytes in made if "constant_pad_nd" in name]
     assert any("_scaled_dot_product_efficient_attention" in name for name, _ in made)
     assert pads == ([4 * 20 * 32] if length == 20 else [])
-
-
-@pytest.mark.parametrize("operator", ["_embedding_bag", "_embedding_bag_forward_only"])
-@pytest.mark.parametrize("mode", [0, 1, 2])
-def test_what_an_embedding_bag_notes_has_the_bytes_that_it_has_really(
-    operator: str, mode: int
-) -> None:
-    """Sums, means and maxima, of each dtype, with padding left out or not. Factors lie close or
-    not."""
-    options = itertools.product(
-        (torch.float32, torch.bfloat16, torch.float16, torch.float64), (-1, 0), (False, True),
-        (0, 1, 2),
-    )
-    for dtype, padding, last, factors in options:
-        weight, indices, offsets = (
-            torch.ones(20, 8, dtype=dtype), torch.arange(12), torch.tensor([0, 3, 12]),
-        )
-        given = torch.ones(12 * factors, dtype=dtype)[::factors] if factors and not mode else None
-        arguments = (weight, indices, offsets, False, mode, False, given, last, padding)
-        real = [
-            result.untyped_storage().nbytes()
-            for result in getattr(torch.ops.aten, operator)(*arguments)
-        ]
-        fakes = FakeTensorMode()
-        others = tuple(
-            fakes.from_tensor(value) if isinstance(value, Tensor) else value for value in arguments
-        )
-        with fakes:
-            results = getattr(torch.ops.aten, operator)(*others)
-        assert [
-            result_nbytes(operator, others, index, value, device="cpu")
-            for index, value in enumerate(results)
-        ] == real
-
-
-def test_on_cuda_it_notes_whose_each_index_is_in_any_mode() -> None:
-    """Source: EmbeddingBag.cu; nothing of it is measured on a GPU."""
-    results = [torch.empty(0, dtype=torch.int64)] * 4
-    for mode in range(3):
-        arguments = (
-            torch.ones(20, 8), torch.arange(12), torch.tensor([0, 3, 12]), False, mode, False, None,
-            True,
-        )
-        nbytes = [
-            result_nbytes("_embedding_bag", arguments, index, results[index], device="cuda")
-            for index in (1, 2)
-        ]
-        assert nbytes == [8 * 12, 8 * 3]

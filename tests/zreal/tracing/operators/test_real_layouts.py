@@ -155,7 +155,6 @@ CASES = [
     *((4, name, run) for name, run in OF_FOUR.items()),
     *((5, name, run) for name, run in OF_FIVE.items()),
 ]
-MORE = [(4, name, run) for name, run in FUNCTIONS.items()]
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
@@ -310,7 +309,7 @@ LAID_OTHERWISE = {"2.11": ("pad, reflect", "pad, replicate")}
 """Functions whose results older versions of torch lay as they lie in channels_last."""
 
 
-@pytest.mark.parametrize(("dims", "name", "run"), [*CASES, *one_in(4, MORE)], ids=named)
+@pytest.mark.parametrize(("dims", "name", "run"), CASES, ids=named)
 def test_every_result_lies_as_the_real_one_does(
     dims: int, name: str, run: Callable[[Tensor], Tensor]
 ) -> None:
@@ -325,7 +324,7 @@ NOT_OF_TWO_BYTES = {"polar", "complex"}
 
 
 @pytest.mark.parametrize(
-    "name", one_in(1, [name for name in FUNCTIONS if name not in NOT_OF_TWO_BYTES])
+    "name", one_in(3, [name for name in FUNCTIONS if name not in NOT_OF_TWO_BYTES])
 )
 def test_every_result_of_two_bytes_lies_as_the_real_one_does(name: str) -> None:
     made, wrong = differing(calls(FUNCTIONS[name], torch.rand(SHAPES[3]).to(torch.bfloat16)))
@@ -351,7 +350,7 @@ UNKNOWN = {("sub", torch.bool), ("rsub", torch.bool)}
 
 
 @pytest.mark.parametrize(
-    ("name", "first"), one_in(1, [pair for pair in product(OF_TWO, DTYPES) if pair not in UNKNOWN])
+    ("name", "first"), one_in(2, [pair for pair in product(OF_TWO, DTYPES) if pair not in UNKNOWN])
 )
 def test_results_of_mixed_dtypes_lie_as_real_ones_do(name: str, first: torch.dtype) -> None:
     """A CPU casts one of another dtype before it goes through the elements, and an expanded one
@@ -380,7 +379,7 @@ def test_results_of_mixed_dtypes_lie_as_real_ones_do(name: str, first: torch.dty
 def test_each_rule_is_held_to_real_results() -> None:
     held = {
         func._schema.name.partition("::")[2]
-        for dims, _, run in (*CASES, *MORE)
+        for dims, _, run in (*CASES, *((4, name, run) for name, run in FUNCTIONS.items()))
         for func, *_ in calls(run, torch.rand(SHAPES[dims]))
     }
     assert set(RULES) - held == set()

@@ -16,7 +16,7 @@ from zsim.cli.main import main
 from zsim.scenario import refusals
 
 SMALL = zsim.Scenario(
-    model={"preset": "llama-3-8b", "num_layers": 4},
+    model={"preset": "llama-3-8b", "num_layers": 2},
     batch={"micro_batch": 1, "sequence_length": 2048}, cluster={"preset": "dgx-h100"},
     strategy={"name": "fsdp2"}, precision={"parameters": "bf16"},
 )

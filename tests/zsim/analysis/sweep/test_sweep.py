@@ -19,8 +19,8 @@ import zsim
 from tests.support.folders import ROOT
 from zsim.analysis.sweep import workers
 from zsim.analysis.sweep.axes import SweepError
+from zsim.cli import terminal
 from zsim.cli.main import main
-from zsim.cli.reports import report
 from zsim.io.files import PlaceError
 from zsim.memory import fits
 from zsim.scenario.plan import planned
@@ -247,8 +247,8 @@ def test_a_sweep_is_drawn(swept: zsim.Sweep, tmp_path, capsys) -> None:
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch, capsys) -> None:
     clock = iter(range(0, 100, 4))
-    monkeypatch.setattr(report, "monotonic", lambda: next(clock))
-    told = report.telling("sweep: ")
+    monkeypatch.setattr(terminal, "monotonic", lambda: next(clock))
+    told = terminal.telling("sweep: ")
     for number in range(6):
         told(f"{number} of 6")
     assert capsys.readouterr().err == "sweep: 2 of 6\nsweep: 5 of 6\n"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from zsim.cli import terminal
 from zsim.cli.inputs import UsageError, load_one
-from zsim.cli.reports import report
 from zsim.configs.front import export_config
 from zsim.io import files
 
@@ -28,16 +28,16 @@ def exported(options: argparse.Namespace) -> int:
     for name, target in targets.items():
         files.write(target, result.files[name])
     if options.json:
-        report.write_json({
+        terminal.write_json({
             "kind": result.kind, "unsaid": list(result.unsaid),
             "files": list(map(str, targets.values())) if targets else [],
             "text": None if several else result.text,
         })
     elif not targets:
         for line in result.text.splitlines():
-            report.say(line)
+            terminal.say(line)
     for key in result.unsaid:
-        report.note(f"not in a config of {result.kind}: {key}")
+        terminal.note(f"not in a config of {result.kind}: {key}")
     for target in list(targets.values())[-1:]:
-        report.wrote(target, f", and {len(targets) - 1:,} more" if several else "")
+        terminal.wrote(target, f", and {len(targets) - 1:,} more" if several else "")
     return 0

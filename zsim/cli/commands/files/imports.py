@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from zsim.cli import terminal
 from zsim.cli.inputs import UsageError
-from zsim.cli.reports import report
 from zsim.configs.draft import Answers
 from zsim.configs.reading import IMPORTERS, read_config
 from zsim.errors import visible
@@ -56,17 +56,17 @@ def _config(path: Path, options: argparse.Namespace, *, kind: str | None) -> int
     result = read_config(path, answers, kind=kind, recipe=options.recipe)
     text = result.scenario.to_toml()
     if options.json:
-        report.write_json(result.to_dict())
+        terminal.write_json(result.to_dict())
     elif out:
         for line in str(result).splitlines():
-            report.say(line)
+            terminal.say(line)
     else:
         sys.stderr.write("".join(f"{visible(line)}\n" for line in str(result).splitlines()))
         for line in text.splitlines():
-            report.say(line)
+            terminal.say(line)
     if out:
         files.write(out, text)
-        report.wrote(out, "; zsim run simulates it")
+        terminal.wrote(out, "; zsim run simulates it")
     return 0
 
 

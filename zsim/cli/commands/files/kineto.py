@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from zsim.cli import terminal
 from zsim.cli.inputs import load_one
-from zsim.cli.reports import report
 from zsim.io import files
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES
@@ -31,13 +31,13 @@ def imported(options: argparse.Namespace) -> int:
     run = to_run([trace_file.read(path) for path in paths], name=name, scenario=scenario)
     if options.save:
         saved.save(run, Path(options.save))
-        report.wrote(options.save)
+        terminal.wrote(options.save)
     if options.json:
-        report.write_json({"scenario": run.scenario, "ranks": [_told(run, r) for r in run.ranks]})
+        terminal.write_json({"scenario": run.scenario, "ranks": [_told(run, r) for r in run.ranks]})
         return 0
     for rank in run.ranks:
         for line in _lines(run, rank):
-            report.say(line)
+            terminal.say(line)
     return 0
 
 

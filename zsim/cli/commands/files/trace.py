@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import cast
 
 from zsim.autograd.traced import traced_file
+from zsim.cli import terminal
 from zsim.cli.inputs import UsageError
-from zsim.cli.reports import report
 from zsim.io import files
 from zsim.io.units import counted
 from zsim.models.training_options import DTYPE_NAMES
@@ -26,7 +26,7 @@ def traced(options: argparse.Namespace) -> int:
         )
     backend = cast(TracingBackend, registry.find("fake", where="zsim trace"))
     long = {short: name for name, short in DTYPE_NAMES.items()}
-    with report.progress(f"{options.module}: traced"):
+    with terminal.progress(f"{options.module}: traced"):
         models = backend.trace(
             options.module, options.inputs, dtype=long.get(options.dtype),  # type: ignore[arg-type]
             device=options.device, recomputed=options.checkpointing,
@@ -41,14 +41,14 @@ def traced(options: argparse.Namespace) -> int:
         "micro_batch": sizes[0][0], "sequence_length": sizes[0][1], "sizes": sizes,
     }
     if options.json:
-        report.write_json(told)
+        terminal.write_json(told)
     else:
-        report.say(
+        terminal.say(
             f"{model.name}: {model.num_parameters:,} parameters in "
             f"{counted(len(model.units), 'unit')}"
         )
-    report.wrote(out)
-    report.note(
+    terminal.wrote(out)
+    terminal.note(
         f'a scenario has model = {{ traced = "{out.name}" }} and batch = {{ micro_batch = '
         f"{sizes[0][0]}, sequence_length = {sizes[0][1]} }}"
         + (f", or another of its {len(sizes)} sizes" if len(sizes) > 1 else "")

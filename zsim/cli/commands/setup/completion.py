@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from zsim.cli import arguments
-from zsim.cli.reports import report
+from zsim.cli import arguments, terminal
 
 
 def printed(options: argparse.Namespace) -> int:
@@ -19,7 +18,7 @@ def printed(options: argparse.Namespace) -> int:
     if options.shell == "zsh":
         text = "autoload -U +X bashcompinit && bashcompinit\n" + text
     for line in text.splitlines():
-        report.say(line)
+        terminal.say(line)
     return 0
 
 

@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any
 
 from zsim import api
-from zsim.cli.reports import report
+from zsim.cli import terminal
 from zsim.errors import ZsimError
 from zsim.io.units import counted, format_bytes
 from zsim.runs import registry
@@ -37,13 +37,13 @@ def told(options: argparse.Namespace) -> int:
     """`zsim doctor`: 0; what is missing is no error."""
     machine, extras, backends = _machine(), list(_extras()), list(_backends())
     if options.json:
-        report.write_json({"machine": machine, "extras": extras, "backends": backends})
+        terminal.write_json({"machine": machine, "extras": extras, "backends": backends})
         return 0
-    report.table("this machine", list(machine.items()))
-    report.table("what can run here", [
+    terminal.table("this machine", list(machine.items()))
+    terminal.table("what can run here", [
         (each["name"], "yes" if each["able"] else f"no: {each['reason']}") for each in backends
     ])
-    report.table("optional parts", [
+    terminal.table("optional parts", [
         (each["name"], f"{each['use']}: " + (
             f"missing {', '.join(each['missing'])}; pip install 'zsim[{each['name']}]'"
             if each["missing"] else "installed"

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from zsim.cli import terminal
 from zsim.cli.commands.files.imports import settings
 from zsim.cli.inputs import UsageError
-from zsim.cli.reports import report
 from zsim.configs.draft import Answers, Draft
 from zsim.configs.notes import Notes
 from zsim.errors import ScenarioError
@@ -40,10 +40,10 @@ def made(options: argparse.Namespace) -> int:
     scenario = _scenario(answers, options, folder=out.parent)
     files.write(out, scenario.to_toml())
     if options.json:
-        report.write_json({"file": str(out), "scenario": scenario.tables})
+        terminal.write_json({"file": str(out), "scenario": scenario.tables})
     else:
-        report.say(repr(scenario))
-    report.wrote(out, f"; zsim run {out} simulates it, zsim plan {out} looks for a better one")
+        terminal.say(repr(scenario))
+    terminal.wrote(out, f"; zsim run {out} simulates it, zsim plan {out} looks for a better one")
     return 0
 
 
