@@ -51,6 +51,10 @@ OPTIMIZERS: tuple[Tables, ...] = (
 SEED = 3000
 """The seed of the first draw."""
 BUCKETS = (20, 50, 100, 200, 300, 1000, 5000)
+RECOMPUTED: tuple[Tables, ...] = (
+    {}, {"activation_checkpointing": {"mode": "full"}},
+    {"activation_checkpointing": {"mode": "full", "every": 2}},
+)
 ON_HOST: Tables = {"optimizer": "cpu"}
 ALL_ON_HOST = ON_HOST | {"parameters": "cpu"}
 BOOLEANS = ("overlap_comm", "round_robin_gradients", "check_grad_overflow")
@@ -116,7 +120,7 @@ def draw_sharded(seed: int) -> Tables:
         "batch": batch if model["family"] == "mlp" else batch | {"sequence_length": 4},
         "cluster": {"preset": "cpu-gloo", "ranks": one_of(RANKS)}, "strategy": strategy,
         "precision": one_of(PRECISIONS), "optimizer": one_of(OPTIMIZERS),
-        **one_of(offloads({}, ON_HOST, ALL_ON_HOST)),
+        **one_of(offloads({}, ON_HOST, ALL_ON_HOST)), **one_of(RECOMPUTED),
     }
 
 

@@ -28,6 +28,9 @@ from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 from zsim.strategies.building.parameters import used_parameters
 
+TIED = "weight"
+"""Name of a weight of another module in a module that reads it too."""
+
 
 class SpecModule(nn.Module):
     """One Module of the ModelSpec with its parameters, checkpointed or not.
@@ -61,7 +64,8 @@ class SpecModule(nn.Module):
 
     def parameter(self, fqn: str) -> Tensor | None:
         """The parameter called `fqn` in the whole model, None for ""."""
-        return _lookup(self, fqn.removeprefix(f"{self.spec.fqn}.")) if fqn else None
+        own = fqn.removeprefix(f"{self.spec.fqn}.")
+        return _lookup(self, own if own != fqn else TIED) if fqn else None
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """The value of the last operator."""
@@ -182,6 +186,10 @@ class Model(nn.Module):
                 empty = torch.empty(parameter.shape, dtype=dtype, device="meta")
                 made = nn.Parameter(empty, requires_grad=parameter.requires_grad)
                 _register(self, parameter.fqn, made)
+        for module in spec.modules:
+            for tied in module.operators if module.apart else ():
+                if tied.weight and not tied.weight.startswith(f"{module.path}."):
+                    _register(self, f"{module.path}.{TIED}", self.get_parameter(tied.weight))
 
     def _add_modules(self) -> None:
         """Add every module that is not nested in another, in forward order, and unused blocks."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from zsim.autograd.traced.model import TracedModel
 from zsim.ir.mesh import Mesh
+from zsim.models.called_modules import by_block
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import ON_DEVICE, Offload, Optimizer
 from zsim.scenario.scenario import Scenario
@@ -128,11 +129,11 @@ def moved(
     kept |= options
     refused = _refused(strategy, kind.options(**kept), mesh, scenario.optimizer) - options.keys()
     asked = {name: value for name, value in kept.items() if name not in refused}
-    model = (
-        wrapped(strategy, scenario.model, scenario.wrapping)
-        if scenario.wrapping.nested
-        else scenario.model
-    )
+    model, nests = scenario.model, (STRATEGIES[scenario.strategy].nests, kind.nests)
+    if nests[0] == "modules":
+        model = by_block(model)
+    if scenario.wrapping.nested or nests[1] == "modules":
+        model = wrapped(strategy, model, scenario.wrapping)
     return scenario.with_parts(
         strategy=strategy, options=kind.options(**asked), mesh=mesh, model=model,
         offload=_offload_under(kind, scenario),

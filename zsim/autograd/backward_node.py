@@ -60,15 +60,30 @@ class _Node:
             self.gradient = ""
         summed = dict(call.summed)
         for name in call.gradients:
-            if name not in summed:
+            if call.one_node:
+                self._make_product(name)
+            elif name not in summed:
                 self._make_gradient(name, in_place=in_place)
             elif summed[name]:
                 storages.allocate(f"{call.output}.sum0", summed[name][0], temporary=True)
         # element by element and cat: what they make of it has its strides
-        if self.gradient in self.values.gradients.turned:
+        if self.gradient in self.values.gradients.turned and not call.one_node:
             self.values.gradients.turned.update(part for _, part in self.parts)
         for name in reversed(scratch):
             storages.release(name)
+
+    def _make_product(self, name: str) -> None:
+        """A gradient by a linear's own node, which multiplies with a copy of what is turned."""
+        storages, is_bias = self.values.storages, name in self.call.parameters[1:]
+        copy = f"{self.call.output}.turned"
+        copies = self.gradient in self.values.gradients.turned and not is_bias
+        if copies:
+            storages.allocate(copy, self.call.nbytes, temporary=True)
+        self._make_gradient(name)
+        if name == self.call.parameters[0] and len(self.call.parameters) > 1:
+            self.mark_that_more_follow(has_more=True)
+        if copies:
+            storages.release(copy)
 
     def _make_gradient(self, name: str, *, in_place: str = "") -> None:
         if in_place:
@@ -79,10 +94,10 @@ class _Node:
         elif self.call.joint or self.values.wants(name):
             self.parts.append(self.values.gradients.of_input(name, self.call))
 
-    def mark_that_more_follow(self) -> None:
-        """The sums make another gradient after the last one."""
+    def mark_that_more_follow(self, *, has_more: bool = False) -> None:
+        """The sums make another gradient after the last one, or something else that `has_more`."""
         events = self.values.storages.events
-        if self.call.summed and events and isinstance(events[-1], ParameterGradient):
+        if (has_more or self.call.summed) and events and isinstance(events[-1], ParameterGradient):
             events[-1] = replace(events[-1], node_makes_more=True)
 
     def sum_over_broadcast(self) -> None:

@@ -138,8 +138,9 @@ def packs_something(call: Call) -> bool:
 
 
 def packs_its_output(call: Call) -> bool:
-    """True if autograd saves an output of the call, which recomputation then makes again."""
-    return bool(call.keeps) or call.output in call.saves
+    """True if recomputation makes the output of the call again: autograd saves it, or a node in
+    Python saves when it has run."""
+    return bool(call.keeps) or call.output in call.saves or call.one_node
 
 
 def _renamed(call: Call, again: Mapping[str, str]) -> Call:

@@ -50,6 +50,10 @@ COMPOSITE = "composite"
 """Implementation of an rms_norm or a cross_entropy that the model's own code makes of single calls.
 """
 
+ONE_NODE = "one_node"
+"""Implementation of a linear that is one node of autograd and saves its parameters themselves, not
+views of their memory: DeepSpeed's `memory_efficient_linear`."""
+
 
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Operator:
@@ -61,7 +65,8 @@ class Operator:
     `bias`; "" when there is none; a tied head names the embedding's weight). Sizes are features per
     token; unused ones are 0.
 
-    - linear: in_features -> out_features. embedding: num_embeddings × out_features.
+    - linear: in_features -> out_features; its `implementation`: "", or ONE_NODE.
+    - embedding: num_embeddings × out_features.
     - positions: adds rows 0..s-1 of a learned table (num_embeddings × out_features).
     - layer_norm, rms_norm, gelu, residual: out_features. swiglu: silu(inputs[0]) * inputs[1].
       The `implementation` of rms_norm and cross_entropy: "", or COMPOSITE.

@@ -58,7 +58,7 @@ def problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
             f'{asked.every}'
         )
     yield from _nested_problems(asked, model)
-    whole = tuple(_joined(model.modules))
+    whole = tuple(joined(model.modules))
     in_a_row = any(module.path == following.path for module, following in pairwise(whole))
     if asked.every not in (1, "all") and in_a_row:
         yield (
@@ -90,8 +90,8 @@ def wrapped(model: ModelSpec, policy: Wrapping, *, in_parts: bool = True) -> Mod
     """
     if model.family == TRACED:
         return model
-    modules = _modules(_with_idle(model, tuple(_joined(model.modules))), policy)
-    parts = tuple(part for module in modules for part in _split(module, policy.nested))
+    modules = _modules(_with_idle(model, tuple(joined(model.modules))), policy)
+    parts = tuple(part for module in modules for part in split_block(module, policy.nested))
     units = _units(model, _owned(model, modules, parts, policy))
     runs = [
         part
@@ -187,11 +187,11 @@ def _modules(modules: tuple[Module, ...], asked: Wrapping) -> tuple[Module, ...]
     return tuple(
         part
         for module in modules
-        for part in ((module,) if module.unit != ROOT else _parts(module))
+        for part in ((module,) if module.unit != ROOT else parts_of_root(module))
     )
 
 
-def _parts(module: Module) -> Iterator[Module]:
+def parts_of_root(module: Module) -> Iterator[Module]:
     """One of the root's modules as one module per operator: those with parameters by themselves,
     the others still the root's."""
     before = ""
@@ -244,7 +244,7 @@ def _name(modules: tuple[Module, ...]) -> str:
 # -- units in units
 
 
-def _joined(modules: Iterable[Module]) -> Iterator[Module]:
+def joined(modules: Iterable[Module]) -> Iterator[Module]:
     """The modules with the parts of each block, if it stands there in parts, as one again."""
     for whole, parts in groupby(modules, key=lambda module: module.whole if module.within else ""):
         members = tuple(parts)
@@ -255,7 +255,7 @@ def _joined(modules: Iterable[Module]) -> Iterator[Module]:
             yield replace(members[0], fqn=whole, operators=operators, within="")
 
 
-def _split(module: Module, nested: tuple[str, ...]) -> Iterator[Module]:
+def split_block(module: Module, nested: tuple[str, ...]) -> Iterator[Module]:
     """A block in parts: those of its modules called `nested`, and what it runs itself before,
     between and after them."""
     path, colon, run = module.fqn.partition(RUN)
@@ -293,7 +293,7 @@ def _nested_problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
             )
             return
     for block in (
-        module for module in _joined(model.modules) if module.unit != ROOT and not module.apart
+        module for module in joined(model.modules) if module.unit != ROOT and not module.apart
     ):
         known = dict.fromkeys(
             op.name.removeprefix(f"{block.path}.").split(".")[0]

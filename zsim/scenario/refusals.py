@@ -22,6 +22,7 @@ from zsim.models.families.transformers import FAMILY as TRANSFORMERS
 from zsim.models.saving import Checkpoint
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NAMES
+from zsim.models.wrapping import Wrapping
 from zsim.scenario import checkpoint_checks, huggingface_checks, offload_checks
 from zsim.scenario.parts import fault_plan
 from zsim.scenario.work_limits import work
@@ -59,6 +60,15 @@ def _strategy(parts: Any) -> Iterator[str]:
     yield from strategies.problems(
         parts.strategy, parts.options, mesh=parts.mesh, optimizer=parts.optimizer
     )
+
+
+def _wrapping(parts: Any) -> Iterator[str]:
+    """Units of a strategy whose runtime has each module for one."""
+    if STRATEGIES[parts.strategy].nests == "modules" and parts.wrapping != Wrapping():
+        yield (
+            f"wrapping: expected none with {parts.strategy}, which gathers each module that owns "
+            "parameters by itself"
+        )
 
 
 def _momentum(parts: Any) -> Iterator[str]:
@@ -242,6 +252,7 @@ def _checkpoint(parts: Any) -> Iterator[str]:
 
 REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _strategy: ("strategy", "options", "mesh", "optimizer"),
+    _wrapping: ("strategy", "wrapping"),
     _momentum: ("optimizer",),
     _adamw8bit: ("optimizer", "strategy", "options", "offload"),
     _checkpointing: ("model", "checkpointing", "batch", "precision", "strategy"),

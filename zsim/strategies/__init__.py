@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from zsim.ir.mesh import Mesh
 from zsim.models import wrapping
+from zsim.models.called_modules import by_module
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch, Optimizer, Precision
@@ -92,9 +93,14 @@ def problems(
 
 
 def wrapped(name: str, model: ModelSpec, policy: Wrapping) -> ModelSpec:
-    """`model` with the units that `policy` makes under the strategy `name`: units inside blocks
-    only where the strategy has units at all."""
+    """`model` with the units that `policy` makes under the strategy `name`.
+
+    Units lie inside blocks only where the strategy has units at all. Where its runtime hooks every
+    module, each that owns parameters is one.
+    """
     nests = STRATEGIES[name].nests
+    if nests == "modules":
+        return by_module(model)
     if nests == "nothing":
         policy = replace(policy, nested=())
     return wrapping.wrapped(model, policy, in_parts=nests != "buffers")

@@ -1,10 +1,11 @@
 """DeepSpeed's ZeRO-3: parameters are sharded each by itself, gathered by the modules that need
 them, and ahead by a recorded trace.
 
-Each unit is a module that owns its parameters. Ordinary modules, which DeepSpeed gathers one by
-one, are not modelled (README.md, "Units of deepspeed3"). The first forward and backward gather unit
-by unit. Later ones follow the trace: a unit gathers what is missing, then more ahead, until too
-much is whole (coordinator.py). Gradients are reduce-scattered bucket by bucket within backward, and
+Each linear, norm or other module that owns parameters gathers them at once before it is called, and
+releases them after. The first forward and backward gather module by module, and
+record their order. Later ones follow that trace: a module gathers what is missing, then more ahead,
+until too much is whole (coordinator.py). Blocks and the root own nothing, and gather ahead as well.
+Gradients are reduce-scattered bucket by bucket within backward, and
 a rank's shards of them stay from step to step. The step releases everything, and gathers small
 parameters that persist.
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zsim.autograd.lowering.lowered import InnerCall
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program, RankProgram
 from zsim.ir.sharding import shard_size
@@ -31,17 +33,14 @@ from zsim.strategies.deepspeed_engine.options import ShardOptions
 from zsim.strategies.deepspeed_engine.shards.construction import construction
 from zsim.strategies.deepspeed_engine.shards.coordinator import Coordinator
 from zsim.strategies.deepspeed_engine.shards.ends import optimizer_step
+from zsim.strategies.deepspeed_engine.shards.module_calls import (
+    Called,
+    ModuleCall,
+    Returned,
+    module_calls,
+)
 from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters, sub_group_starts
 from zsim.strategies.deepspeed_engine.shards.step import ShardedStep
-from zsim.strategies.fsdp.hook_events import (
-    HookEvents,
-    ModuleRun,
-    PostBackward,
-    PostForward,
-    PreBackward,
-    PreForward,
-    hook_events,
-)
 from zsim.strategies.strategy import Formula, Strategy
 
 Options = ShardOptions
@@ -55,13 +54,13 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     coordinator = Coordinator(
         sharded.own, {parameter.fqn for parameter in sharded.persistent}, options, first
     )
-    events = hook_events(training, sharded.own)
-    forward_backward(first, coordinator, events, first=True)
+    calls = module_calls(training)
+    forward_backward(first, coordinator, calls, first=True)
     optimizer_step(first, coordinator, first=True)
     steady = kind.of(sharded)
     steady.take_persistent()
     coordinator.carrier = steady
-    forward_backward(steady, coordinator, events, first=False)
+    forward_backward(steady, coordinator, calls, first=False)
     optimizer_step(steady, coordinator, first=False)
     built = tuple(construction(sharded).ops)
     alike = dict.fromkeys(map(first.kind_of, range(mesh.dp_shard)))
@@ -79,34 +78,43 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
 
 
 def forward_backward(
-    step: ShardedStep, coordinator: Coordinator, events: HookEvents, *, first: bool
+    step: ShardedStep, coordinator: Coordinator, calls: Sequence[ModuleCall], *, first: bool
 ) -> None:
-    """Every micro-batch: a unit fetches before it computes and releases after, twice."""
+    """Every micro-batch: a module fetches before it computes and releases after, twice; a module
+    that is recomputed does so as in forward."""
+
+    def again(call: InnerCall) -> None:
+        if not call.returns:
+            coordinator.fetch(call.unit)
+        else:
+            step.hold(call.unit)
+            coordinator.release(call.unit)
+
     training = step.training
     for step.micro_batch in range(training.batch.accumulation):
         step.step.begin("forward", micro_batch=step.micro_batch)
         step.begin(coordinator, first=first)
-        for event in events.forward(training.modules):
-            match event:
-                case PreForward(unit):
-                    coordinator.fetch(unit)
-                case ModuleRun(module):
-                    step.forward(module)
-                case PostForward(unit):
-                    coordinator.release(unit)
+        for call in calls:
+            match call:
+                case Called(module):
+                    coordinator.fetch(module)
+                case Returned(module):
+                    coordinator.release(module)
+                    step.let_go()
+                case _:
+                    step.forward(call)
         step.step.begin("backward", micro_batch=step.micro_batch)
         step.open_backward()
-        called = set[str]()  # torch's own hooks of the root fire at each of its modules
-        for backward_event in events.backward():
-            match backward_event:
-                case PreBackward(unit):
-                    if unit not in called:
-                        coordinator.fetch(unit, backward=True)
-                    called.add(unit)
-                case ModuleRun(module):
-                    step.backward(module, reduces=True)
-                case PostBackward(unit):
-                    coordinator.release(unit, backward=True)
+        for call in reversed(calls):
+            match call:
+                case Returned(module):
+                    coordinator.fetch(module, backward=True)
+                case Called(module):
+                    if call.input_needs_gradient:
+                        coordinator.release(module, backward=True)
+                    step.pass_on(call)
+                case _:
+                    step.backward(call, reduces=True, again=again)
         step.end_backward()
         coordinator.release_leftovers()
 
@@ -133,5 +141,5 @@ STRATEGY = Strategy(
     steps_two_bytes=False, masters_of_cast=True, hooks=True, syncs=("every",), sums_losses=False,
     elsewhere=config_keys.OF_SHARDS, num_distinct_ranks=num_distinct_ranks,
     num_groups=num_groups, saves="engine", stepped=stepped,
-    offloadable=("optimizer", "parameters"), pinned=pinned,
+    offloadable=("optimizer", "parameters"), pinned=pinned, nests="modules",
 )

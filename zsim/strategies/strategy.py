@@ -113,9 +113,9 @@ class Strategy:
     """The optimizer may step two-byte parameters, of which there are no float32 ones."""
     masters_of_cast: bool = False
     """Float32 master copies are made of parameters that have been cast to two bytes."""
-    nests: Literal["units", "buffers", "nothing"] = "nothing"
-    """Units inside blocks: modules with hooks of their own, flat buffers of their own, or no units
-    at all."""
+    nests: Literal["units", "buffers", "modules", "nothing"] = "nothing"
+    """Units inside blocks: modules with hooks of their own, flat buffers of their own, every module
+    that owns parameters, or no units at all."""
     differentiates: Callable[[ModelSpec], ModelSpec] = _same_model
     """The model as autograd sees it, in which modules may read other parameters than its own."""
     unit_hooks: UnitHooks = "raw_inputs"

@@ -198,7 +198,7 @@ def test_the_engines_config_says_what_the_scenario_says() -> None:
     config = deepspeed_engine.config(scenario(reduce_bucket_size=77, overlap_comm=True))
 
     assert config["zero_optimization"] == {
-        "stage": 2, "memory_efficient_linear": False, "reduce_bucket_size": 77,
+        "stage": 2, "reduce_bucket_size": 77,
         "allgather_bucket_size": 500_000_000,
         "allgather_partitions": True, "overlap_comm": True, "contiguous_gradients": True,
         "round_robin_gradients": False, "reduce_scatter": True,

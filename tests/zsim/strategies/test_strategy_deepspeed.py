@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsim.analysis.alternatives import moved
 from zsim.errors import ScenarioError
 from zsim.ir.buffers import Buffer
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc
+from zsim.models.called_modules import by_block
 from zsim.models.spec import Parameter
+from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan, training
 from zsim.scenario.scenario import Scenario
 from zsim.strategies.deepspeed_engine.partition import FlatPartition, buckets
@@ -22,12 +26,14 @@ GPT = {"family": "gpt", "sizes": {"num_layers": 3, "hidden_size": 8, "num_heads"
                                   "vocabulary": 13}}
 
 
-def scenario(*, ranks: int = 2, accumulation: int = 1, **tables: Any) -> Scenario:
+def scenario(
+    *, ranks: int = 2, accumulation: int = 1, cluster: dict[str, Any] | None = None, **tables: Any
+) -> Scenario:
     strategy = {"name": "deepspeed2", "reduce_bucket_size": 300} | tables.pop("strategy", {})
     return Scenario(
         model=tables.pop("model", GPT), strategy=strategy,
         batch={"micro_batch": 2, "sequence_length": 4, "accumulation": accumulation},
-        cluster={"preset": "cpu-gloo", "ranks": ranks}, **tables,
+        cluster=cluster or {"preset": "cpu-gloo", "ranks": ranks}, **tables,
     )
 
 
@@ -220,9 +226,12 @@ def test_several_forwards_before_a_backward_are_refused() -> None:
 # -- stage 3
 
 
-def sharded(*, ranks: int = 2, accumulation: int = 1, **strategy: Any) -> Scenario:
+def sharded(
+    *, ranks: int = 2, accumulation: int = 1, model: dict[str, Any] = GPT,
+    cluster: dict[str, Any] | None = None, **strategy: Any,
+) -> Scenario:
     return scenario(
-        ranks=ranks, accumulation=accumulation,
+        ranks=ranks, accumulation=accumulation, model=model, cluster=cluster,
         strategy={"name": "deepspeed3", "stage3_param_persistence_threshold": 0} | strategy,
     )
 
@@ -237,18 +246,71 @@ def padded(parameters: Any, ranks: int = 2) -> int:
     return sum(4 * ranks * -(-parameter.numel // ranks) for parameter in parameters)
 
 
-def test_without_gathering_ahead_each_unit_is_gathered_in_both_passes() -> None:
-    """The walk runs on into backward: the last block stays, as it is used again at once."""
+def test_without_gathering_ahead_each_module_is_gathered_in_both_passes() -> None:
+    """Also the table that embedding and head share, by either."""
     case = sharded(stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=0)
-    units = {unit.fqn: padded(unit.parameters) for unit in case.model.units}
-    blocks = [units[f"blocks.{i}"] for i in range(3)]
+    modules = [padded(unit.parameters) for unit in case.model.units]
+    assert len(modules) == 2 + 3 * 8 + 1  # tables, in each block two norms and six linears, a norm
+    table = modules[0]
 
-    assert gathered(case) == [units["root"], *blocks, units["root"], *reversed(blocks)]
+    assert gathered(case) == [*modules, table, table, *reversed(modules)]
     assert gathered(case, "first") == gathered(case)
 
 
+MLP = {"family": "mlp", "sizes": {"dims": [5, 7, 6], "hidden": 9, "num_classes": 3}}
+UNTIED = GPT | {"sizes": GPT["sizes"] | {"tied": False}}
+
+
+@pytest.mark.parametrize("layers", [2, 80])
+def test_a_step_gathers_as_often_as_it_has_modules_with_parameters(layers: int) -> None:
+    """A block of llama has two norms and seven linears. Gathers of blocks would be 2(L + 1)."""
+    sizes = {"num_layers": layers, "hidden_size": 8, "num_heads": 2, "vocabulary": 16,
+             "feed_forward": 8}
+    case = sharded(
+        model={"family": "llama", "sizes": sizes}, stage3_prefetch_bucket_size=0,
+        stage3_max_reuse_distance=0,
+    )
+    assert len(gathered(case)) == 2 * (9 * layers + 3)
+
+
+def test_gathers_of_small_modules_take_their_latency_each() -> None:
+    """2(9L + 3) gathers, one behind the other: time grows by 18 of them a layer, and is no less
+    than all their latencies. Gathers of blocks, 2(L + 1), would take a ninth."""
+    times, latency = {}, 0
+    for layers in (2, 10):
+        sizes = {"num_layers": layers, "hidden_size": 64, "num_heads": 2, "vocabulary": 64,
+                 "feed_forward": 64}
+        case = sharded(
+            model={"family": "llama", "sizes": sizes}, stage3_prefetch_bucket_size=0,
+            stage3_max_reuse_distance=0, reduce_bucket_size=10**6,
+            cluster={"preset": "dgx-a100", "nodes": 2},
+        )
+        run = SimBackend().run(case, options=RunOptions())
+        times[layers] = run.step_time_ns
+        spans = [s.end_ns - s.start_ns for s in run.ranks[0].spans if s.kind == "all_gather"]
+        assert len(spans) == 2 * (9 * layers + 3)
+        latency = min(spans)
+        assert times[layers] >= len(spans) * latency
+    assert latency <= (times[10] - times[2]) / (8 * 18) <= 4 * latency
+
+
+@pytest.mark.parametrize("model", [GPT, UNTIED, MLP])
+def test_a_model_by_module_is_again_the_one_by_block(model: dict[str, Any]) -> None:
+    blocks, called = (
+        Scenario(
+            model=model, strategy={"name": name}, cluster={"preset": "cpu-gloo", "ranks": 2},
+            batch={"micro_batch": 2} | ({} if model is MLP else {"sequence_length": 4}),
+        )
+        for name in ("zero3", "deepspeed3")
+    )
+    assert by_block(called.model) == blocks.model
+    assert set(called.model.parameters) == set(blocks.model.parameters)
+    assert moved(called, "zero3").model == blocks.model
+    assert moved(blocks, "deepspeed3").model == called.model
+
+
 def test_with_room_for_all_nothing_is_gathered_in_backward() -> None:
-    case = sharded()
+    case = sharded(model=UNTIED)
     total = padded(case.model.parameters)
     assert sum(gathered(case)) == total
     assert sum(gathered(case, "first")) == 2 * total  # which records the trace
@@ -262,7 +324,7 @@ def test_more_is_never_gathered_than_each_parameter_in_each_pass(
     ahead: int, live: int, reuse: int
 ) -> None:
     case = sharded(
-        stage3_prefetch_bucket_size=ahead, stage3_max_live_parameters=live,
+        model=UNTIED, stage3_prefetch_bucket_size=ahead, stage3_max_live_parameters=live,
         stage3_max_reuse_distance=reuse,
     )
     total = padded(case.model.parameters)
@@ -278,6 +340,44 @@ def test_small_parameters_are_gathered_after_the_step_one_by_one() -> None:
     assert [op.unit for op in steady if op.kind == "all_gather" and op.index > after] == [
         parameter.fqn for parameter in small
     ]
+
+
+def test_recomputed_blocks_gather_their_modules_once_more() -> None:
+    """The last linear of a block is whole when its recomputation comes to it."""
+    plain, again = (
+        scenario(
+            model=UNTIED, strategy={
+                "name": "deepspeed3", "stage3_prefetch_bucket_size": 0,
+                "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0,
+            }, activation_checkpointing={"mode": mode},
+        )
+        for mode in ("none", "full")
+    )
+    assert len(gathered(again)) - len(gathered(plain)) == 3 * (8 - 1)
+    held = [replay(plan(case, device="cpu").of_rank(0))["steady"] for case in (plain, again)]
+    assert held[0].end_bytes == held[1].end_bytes
+
+
+def test_a_release_frees_what_was_gathered_for_a_linear() -> None:
+    """DeepSpeed's linear saves its parameters, and not the memory of forward. So a deep model has
+    no more of it at a time than a flat one."""
+    peaks = []
+    for layers in (4, 8):
+        sizes = GPT["sizes"] | {"num_layers": layers, "hidden_size": 64, "tied": False}
+        case = sharded(
+            ranks=16, model=GPT | {"sizes": sizes}, stage3_prefetch_bucket_size=0,
+            stage3_max_reuse_distance=0,
+        )
+        live, most = {}, 0
+        for op in plan(case, device="cuda").of_rank(0).steady:
+            for event in op.memory:
+                if isinstance(event, Alloc) and event.kind == "unsharded_parameters":
+                    live[event.buffer] = event.nbytes
+                elif not isinstance(event, Alloc):
+                    live.pop(event.buffer, None)
+            most = max(most, sum(live.values()))
+        peaks.append(most)
+    assert peaks[0] == peaks[1] <= 4 * 2 * (64 * 256 + 256)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -299,7 +399,8 @@ def test_bytes_of_stage_3_from_step_to_step_follow_the_closed_form(ranks: int, d
 
 def test_ranks_assert_that_their_traces_are_the_same_before_they_follow_them() -> None:
     rank = plan(sharded(), device="cpu").of_rank(0)
-    steps, uses = 8, 2 * len(rank.construction and sharded().model.parameters)
+    modules, containers = len(sharded().model.units), 1 + 3
+    steps, uses = 2 * (modules + 1 + containers), 2 * (len(sharded().model.parameters) + 1)
     assert [op.nbytes for op in rank.first if op.unit == "trace"] == [8]
     assert [op.nbytes for op in rank.second] == [8, 8 * steps, 8, 8 * uses, 8, 8 * uses]
 
@@ -333,7 +434,7 @@ def test_copies_in_larger_shards_are_gathered_from_until_the_step(accumulation: 
 
 
 WIDE = {"family": "gpt", "sizes": {"num_layers": 2, "hidden_size": 64, "num_heads": 2,
-                                   "vocabulary": 64}}
+                                   "vocabulary": 64, "tied": False}}
 
 
 def in_two_nodes(**strategy: Any) -> Scenario:
@@ -414,9 +515,10 @@ def test_zeropp_sends_half_of_zero3_between_nodes_without_its_quantized_gradient
         ({"strategy": {"reduce_scatter": False}}, "strategy.reduce_scatter: expected true"),
         ({"ranks": 1}, "strategy.dp_shard: expected at least 2 ranks with deepspeed3"),
         ({"frozen": ["*.bias"]}, "frozen: expected none with deepspeed3"),
-        ({"activation_checkpointing": {"mode": "full"}}, "whose recomputation extends the trace"),
+        ({"activation_checkpointing": {"mode": "full", "early_stop": False}},
+         "activation_checkpointing.early_stop: expected another with deepspeed3"),
         ({"model": GPT | {"uses": 2}}, "model.uses: expected 1 with deepspeed3"),
-        ({"wrapping": {"every": 2}}, "wrapping: expected each block by itself"),
+        ({"wrapping": {"every": 2}}, "wrapping: expected none with deepspeed3"),
     ],
 )
 def test_what_stage_3_has_not_is_refused_by_name(changed: dict[str, Any], told: str) -> None:

@@ -25,7 +25,6 @@ from zreal.modules.modules import Model
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.observer.subjects import Subject
 from zsim.errors import BackendUnavailableError
-from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NAMES
 from zsim.scenario.scenario import Scenario
 from zsim.strategies.deepspeed_engine.options import VERSION
@@ -95,8 +94,6 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Sub
 
     sharded = STAGES[scenario.strategy] == 3
     masters = "fp32_partitioned_groups_flat" if sharded else "single_partition_of_fp32_groups"
-    if sharded:
-        _own_units(deepspeed, scenario, model)
     shards = _shards(optimizer) if sharded else list(
         getattr(optimizer, "param_buffer_of_bit16_for_cpu_offload_groups", ())
     )
@@ -189,7 +186,7 @@ def config(scenario: Scenario) -> dict[str, Any]:
         },
         "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {
-            "stage": STAGES[scenario.strategy], "memory_efficient_linear": False, **zero
+            "stage": STAGES[scenario.strategy], **zero
         },
     }
 
@@ -209,17 +206,6 @@ def _gradients(optimizer: Any, masters: list[torch.Tensor]) -> list[torch.Tensor
         *(master.grad for master in masters if master.grad is not None),
         *getattr(optimizer, "accumulated_grads_in_cpu", {}).values(),
     ]
-
-
-def _own_units(deepspeed: Any, scenario: Scenario, model: Model) -> None:
-    """Have each unit's module fetch and release the parameters of its unit, which lie in modules
-    below it that are never called."""
-    for unit in scenario.model.units:
-        module = model if unit.fqn == ROOT else model.module_at(unit.fqn)
-        for parameter in unit.parameters:
-            deepspeed.zero.register_external_parameter(
-                module, model.get_parameter(parameter.fqn)
-            )
 
 
 def _whole(

@@ -76,7 +76,7 @@ def _wrapped(
     if (
         asked == scenario.wrapping
         or model.family == wrapping.TRACED
-        or STRATEGIES[scenario.strategy].nests == "nothing"
+        or STRATEGIES[scenario.strategy].nests in ("nothing", "modules")
     ):
         return
     if not tuple(wrapping.problems(asked, model)):

@@ -16,7 +16,7 @@ from zsim.autograd.aten import gpt2, losses, transformers
 from zsim.autograd.aten.attention import attention, rotary
 from zsim.autograd.aten.call import Call, Sizes
 from zsim.ir.ops import NORM_STEP
-from zsim.models.operators import COMPOSITE, Operator, OperatorKind
+from zsim.models.operators import COMPOSITE, ONE_NODE, Operator, OperatorKind
 from zsim.models.training_options import DTYPE_NBYTES, Batch, Device
 
 __all__ = ["Call", "calls"]
@@ -27,7 +27,7 @@ def _linear(op: Operator, sizes: Sizes) -> Iterator[Call]:
     read = sizes.nbytes * (sizes.tokens * op.in_features + op.in_features * op.out_features)
     written = sizes.nbytes * sizes.tokens * op.out_features
     parameters = tuple(fqn for fqn in (op.weight, op.bias) if fqn)
-    yield Call(
+    made = Call(
         operator="linear",
         inputs=op.inputs,
         output=op.output,
@@ -45,6 +45,12 @@ def _linear(op: Operator, sizes: Sizes) -> Iterator[Call]:
         backward_moved=2 * (read + written),
         shape=(1, sizes.tokens, op.out_features, op.in_features),
     )
+    if op.implementation == ONE_NODE:
+        made = replace(
+            made, operator="mm", gradients=(*op.inputs, *parameters), summed=(), addmm=False,
+            one_node=True,
+        )
+    yield made
 
 
 def _elementwise(

@@ -21,9 +21,19 @@ def forward_kernels(calls: Sequence[Call], *, dtype: str) -> tuple[Kernel, ...]:
     """Kernels of forward, in order."""
     made = [call for call in calls if call.moved and not call.from_cache]
     return tuple(
-        Kernel(_operator(call), call.flops, call.moved, call.dtype or dtype, shape=call.shape)
+        kernel
         for call in made
+        for kernel in (
+            Kernel(_operator(call), call.flops, call.moved, call.dtype or dtype, shape=call.shape),
+            *_bias(call, call.dtype or dtype),
+        )
     )
+
+
+def _bias(call: Call, dtype: str) -> tuple[Kernel, ...]:
+    """A linear of one node adds its bias in place, by a kernel of its own."""
+    adds = call.one_node and len(call.parameters) > 1
+    return (Kernel("bias", 0, 2 * call.nbytes, dtype),) if adds else ()
 
 
 def _operator(call: Call) -> str:

@@ -136,11 +136,11 @@ def _unmodelled(zero: ConfigKeys) -> None:
         "pipeline_loading_checkpoint", "override_module_apply", "log_trace_cache_warnings",
         "enable_sanity_checks", "ignore_unused_parameters", "legacy_stage1",
         "model_persistence_threshold", "stage3_model_persistence_threshold",
-        "memory_efficient_linear",
     )
     reason = "zsim does not model it; --drop leaves it out"
     for key, default in (
         ("use_multi_rank_bucket_allreduce", True), ("compute_grad_norm", True),
+        ("memory_efficient_linear", True),
         ("stage3_module_granularity_threshold", 0), ("module_granularity_threshold", 0),
         ("stage3_use_all_reduce_for_fetch_params", False), ("parameter_alignment", False),
         ("use_all_reduce_for_fetch_params", False), ("allgather_sequential", False),

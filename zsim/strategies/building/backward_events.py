@@ -19,6 +19,7 @@ from zsim.autograd.lowering.lowered import (
     storage_events,
 )
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
+from zsim.models.operators import ONE_NODE, Operator
 from zsim.strategies.building.training import Training
 
 PRODUCTS = ("linear", "conv1d")
@@ -106,8 +107,13 @@ def late_weights(training: Training) -> frozenset[str]:
         op.weight
         for m in training.model.modules
         for op in m.operators
-        if op.kind in PRODUCTS and op.bias
+        if _is_addmm(op)
     )
+
+
+def _is_addmm(op: Operator) -> bool:
+    """True for a product that has a node for its weight's transpose, and adds a bias."""
+    return op.kind in PRODUCTS and bool(op.bias) and op.implementation != ONE_NODE
 
 
 def accumulated_after_sums(training: Training) -> frozenset[str]:
@@ -121,7 +127,7 @@ def accumulated_after_sums(training: Training) -> frozenset[str]:
         op
         for module in training.model.modules
         for op in module.operators
-        if not (op.kind in PRODUCTS and op.bias)
+        if not _is_addmm(op)
     ]
     return frozenset(fqn for op in operators for fqn in (op.weight, op.bias) if fqn)
 

@@ -47,7 +47,7 @@ _BOTH: Mapping[str, str] = {
     "zeropp_loco_param": f"{_REMOVED}: it ended within {VERSION}, and zsim does not model it",
     "mics_shard_size": _MICS,
     "mics_hierarchical_params_gather": _MICS,
-    "memory_efficient_linear": "zsim models and observes false, which is torch's own linear",
+    "memory_efficient_linear": "zsim models and observes DeepSpeed's default, true; leave it out",
     "zero_quantized_gradients": "qgZ of ZeRO++, whose all-to-alls are not modelled; leave it out",
     **dict.fromkeys((
         "elastic_checkpoint", "load_from_fp32_weights", "pipeline_loading_checkpoint",

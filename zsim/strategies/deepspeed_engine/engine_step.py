@@ -6,19 +6,24 @@ accumulated; stages differ in what it does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from zsim.autograd.lowering.lower_model import loss_buffers
-from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient, TapeEvent
+from zsim.autograd.lowering.lowered import (
+    InnerCall,
+    LoweredModule,
+    ParameterGradient,
+    TapeEvent,
+)
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.strategies.building.backward_events import (
     accumulated_in_turn,
     forward_memory,
+    recomputed_in_turn,
     until_loss_goes,
-    until_recomputed,
 )
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
@@ -77,26 +82,35 @@ class EngineStep:
 
     def forward(self, module: LoweredModule) -> None:
         """Compute with whole parameters."""
+        self._forward(module, forward_memory(self.training, module))
+
+    def _forward(self, module: LoweredModule, memory: Sequence[MemoryEvent]) -> None:
         self._compute = self.step.issue(
             "forward", module.unit, micro_batch=self.micro_batch, kernels=module.forward.kernels,
-            memory=forward_memory(self.training, module),
+            memory=memory,
         )
 
-    def backward(self, module: LoweredModule, *, reduces: bool) -> None:
+    def backward(
+        self, module: LoweredModule, *, reduces: bool,
+        again: Callable[[InnerCall], None] = lambda _: None,
+    ) -> None:
         """Compute. Each gradient goes into the bucket, which is reduced before it would overflow;
-        or it stays."""
+        or it stays. `again` is told of modules that a recomputation calls."""
         events = accumulated_in_turn(
             self._tape(module),
             lambda event: self._born(event, reduces=reduces),
             late=self.gradients.late, after_sums=self.gradients.after_sums,
             held_by_caller=loss_buffers(self.training.model), waiting=self._waiting,
         )
-        recomputation, memory = until_recomputed(events)
-        if module.recompute or recomputation:
-            self._placed.append(self.step.issue(
-                "recompute", module.unit, micro_batch=self.micro_batch, kernels=module.recompute,
-                memory=recomputation,
-            ))
+        stretches, memory = recomputed_in_turn(events, module.recompute)
+        for stretch in stretches:
+            if stretch.kernels or stretch.memory:
+                self._placed.append(self.step.issue(
+                    "recompute", stretch.inside or module.unit, micro_batch=self.micro_batch,
+                    kernels=stretch.kernels, memory=stretch.memory,
+                ))
+            if stretch.call is not None:
+                again(stretch.call)
         adds = self.micro_batch and not reduces
         self._compute = self.step.issue(
             "backward", module.unit, micro_batch=self.micro_batch,

@@ -9,7 +9,7 @@ from zsim.autograd.traced.model import TracedModel
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.repeats import repeats
-from zsim.models.spec import ROOT, ModelSpec
+from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Optimizer
 
 VERSION = "0.19"
@@ -148,12 +148,11 @@ def shard_model_problems(
         yield f"model.unused: expected none with deepspeed3, found {model.left_out[0].fqn}"
     if model.frozen:
         yield "frozen: expected none with deepspeed3, whose frozen parameters are not modelled"
-    if checkpointing.mode != "none":
+    if checkpointing.mode == "selective" or not checkpointing.early_stop:
+        key, value = ("mode", "selective") if checkpointing.early_stop else ("early_stop", "false")
         yield (
-            "activation_checkpointing.mode: expected none with deepspeed3, found "
-            f"{checkpointing.mode}, whose recomputation extends the trace"
+            f"activation_checkpointing.{key}: expected another with deepspeed3, found {value}; "
+            "modules that are recomputed in part, or beyond need, are not modelled"
         )
     if repeats(model):
         yield "model.uses: expected 1 with deepspeed3, whose trace would have each run"
-    if any(unit.modules for unit in model.units) or ROOT not in [u.fqn for u in model.units]:
-        yield "wrapping: expected each block by itself and the rest in the root with deepspeed3"

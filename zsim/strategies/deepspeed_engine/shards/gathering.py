@@ -43,8 +43,8 @@ class GatheringStep(EngineStep):
     _numbers: int = 0
     _whole: dict[str, str] = field(default_factory=dict)
     """The buffer that each whole parameter lies in, by fqn."""
-    _saved: dict[str, int] = field(default_factory=dict)
-    """Linears that have saved a buffer for their backward, by buffer."""
+    _held: set[str] = field(default_factory=set)
+    """Buffers that a recomputed module holds until its backward."""
     _gathers: dict[int, int] = field(default_factory=dict)
     """Ops of all-gathers, by the gather's number."""
 
@@ -149,7 +149,7 @@ class GatheringStep(EngineStep):
     def release(self, parameter: Parameter) -> None:
         """Free a parameter's memory, unless a backward needs it."""
         buffer = self._whole.pop(parameter.fqn)
-        if not self._saved.get(buffer):
+        if buffer not in self._held:
             self._free(buffer)
 
     def copy_secondary(self, parameter: Parameter) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from zsim.ir.sharding import padded_size, shard, shard_size
-from zsim.models.spec import Parameter
+from zsim.models.spec import ROOT, Parameter
+from zsim.strategies.building.parameters import used_parameters
 from zsim.strategies.deepspeed_engine.layout import EngineLayout
 from zsim.strategies.deepspeed_engine.options import ShardOptions
 
@@ -32,11 +33,15 @@ class ShardedParameters(EngineLayout):
 
     @cached_property
     def own(self) -> dict[str, tuple[Parameter, ...]]:
-        """The parameters of each unit in that order."""
-        return {
-            unit.fqn: tuple(sorted(unit.parameters, key=self.turn))
-            for unit in self.training.model.units
-        }
+        """The parameters of each module that is called, in that order; blocks and the root have
+        none."""
+        known = {parameter.fqn: parameter for parameter in self.parameters}
+        own: dict[str, tuple[Parameter, ...]] = {ROOT: ()}
+        for module in self.training.model.modules:
+            read = [known[fqn] for fqn in used_parameters(module)]
+            own[module.path] = tuple(sorted(read, key=self.turn))
+            own.setdefault(module.within or ROOT, ())
+        return own
 
     @cached_property
     def _turns(self) -> dict[str, int]:
@@ -45,18 +50,6 @@ class ShardedParameters(EngineLayout):
     def turn(self, parameter: Parameter) -> int:
         """Index of a parameter in the order of the model."""
         return self._turns[parameter.fqn]
-
-    @cached_property
-    def saving(self) -> dict[str, tuple[str, ...]]:
-        """Weights of linears whose input needs a gradient, by module: all but an MLP's first."""
-        model = self.training.model
-        first = model.first_operator if model.family == "mlp" else None
-        return {
-            module.fqn: tuple([
-                op.weight for op in module.operators if op.kind == "linear" and op is not first
-            ])
-            for module in model.modules
-        }
 
     @cached_property
     def persistent(self) -> tuple[Parameter, ...]:

@@ -1,14 +1,13 @@
 """ShardedStep: compute and reductions of a step at stage 3.
 
-A linear transposes its weight, and autograd saves that view. So the memory that was gathered for
-its forward lives until its backward, also where DeepSpeed has released the parameter. Its own
-`memory_efficient_linear` saves none, and is not modelled.
+Linears are DeepSpeed's own, which save their parameters and not views of gathered memory. So that
+goes when a parameter is released, and a backward gathers it anew.
 Source: deepspeed/runtime/zero/stage3.py, partition_parameters.py, utils.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient, TapeEvent
@@ -16,6 +15,7 @@ from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
+from zsim.strategies.building.backward_events import forward_memory
 from zsim.strategies.building.kernels import copy_kernel, move_gradients
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.deepspeed_engine.engine_step import OWN, EngineStep
@@ -23,6 +23,7 @@ from zsim.strategies.deepspeed_engine.layout import AXIS
 from zsim.strategies.deepspeed_engine.partition import Bucket, buckets
 from zsim.strategies.deepspeed_engine.shards.coordinator import Coordinator
 from zsim.strategies.deepspeed_engine.shards.gathering import GatheringStep
+from zsim.strategies.deepspeed_engine.shards.module_calls import Called
 from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
 from zsim.strategies.replicated.buckets import ready_order
 
@@ -31,24 +32,22 @@ TRACE = "trace"
 INTEGER = DTYPE_NBYTES["int64"]
 
 
-def _is_gradient_of(weight: str, event: TapeEvent) -> bool:
-    """True where a node makes a gradient of `weight`; a tied one's are summed before they are its
-    gradient."""
-    if isinstance(event, ParameterGradient):
-        return event.fqn == weight
-    return isinstance(event, Alloc) and event.buffer.startswith(f"{weight}.grad")
+def _end_of_node(tape: Sequence[TapeEvent]) -> int:
+    """Index behind the gradients that a module's first node makes of its parameters."""
+    made = [index for index, event in enumerate(tape) if isinstance(event, ParameterGradient)]
+    return made[-1] + 1
 
 
 @dataclass(slots=True, kw_only=True)
 class ShardedStep(GatheringStep):
     """One training step."""
 
+    _inputs: list[MemoryEvent] = field(default_factory=list)
+    """The free of the input of the module that computes."""
+    _recomputed: dict[str, list[str]] = field(default_factory=dict)
+    """Buffers that each module's recomputation has left for its backward."""
     asserts: StepBuilder = field(default_factory=StepBuilder)
     """Broadcasts at the beginning of the second step."""
-    _of_linear: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    """Saved buffers by module and weight."""
-    _opening: list[MemoryEvent] = field(default_factory=list)
-    """Memory events that begin a backward, before the root's hook."""
 
     @classmethod
     def of(cls, sharded: ShardedParameters) -> ShardedStep:
@@ -76,12 +75,18 @@ class ShardedStep(GatheringStep):
                     )
 
     def forward(self, module: LoweredModule) -> None:
-        """Compute; a linear saves the memory of its weight."""
-        EngineStep.forward(self, module)
-        for weight in self.sharded.saving[module.fqn]:
-            buffer = self._whole[weight]
-            self._saved[buffer] = self._saved.get(buffer, 0) + 1
-            self._of_linear.setdefault((module.fqn, weight), []).append(buffer)
+        """Compute. The caller of a module holds its input until the hook after it has run."""
+        memory = forward_memory(self.training, module)
+        if self.sharded.own.get(module.fqn):
+            own = {event.buffer for event in memory if isinstance(event, Alloc)}
+            self._inputs = [event for event in memory if event.buffer not in own]
+        self._forward(module, [event for event in memory if event not in self._inputs])
+
+    def let_go(self) -> None:
+        """A module has returned: its caller lets go of its input."""
+        if self._inputs:
+            self.step.issue("free", ROOT, micro_batch=self.micro_batch, memory=self._inputs)
+            self._inputs = []
 
     def begin_backward(self, seed: Alloc) -> Iterable[MemoryEvent]:
         """These events come before the root's hook, in an op of their own."""
@@ -96,25 +101,28 @@ class ShardedStep(GatheringStep):
             memory=list(EngineStep.begin_backward(self, seed)),
         )
 
-    def _tape(self, module: LoweredModule) -> Iterator[TapeEvent]:
-        """The backward of `module`, in which memory that a linear has saved goes with its node."""
-        gone: list[str] = []
-        for event in EngineStep._tape(self, module):
-            if gone and not isinstance(event, Free | ParameterGradient):
-                yield from self._unsaved(gone)
-                gone = []
-            for weight in self.sharded.saving[module.fqn]:
-                saved = self._of_linear.get((module.fqn, weight))
-                if saved and _is_gradient_of(weight, event):
-                    gone.append(saved.pop())
-            yield event
-        yield from self._unsaved(gone)
+    def hold(self, module: str) -> None:
+        """`module` returns from its recomputation, which keeps detached parameters for backward:
+        the memory that they have now."""
+        self._recomputed[module] = [self._whole[p.fqn] for p in self.sharded.own[module]]
+        self._held.update(self._recomputed[module])
 
-    def _unsaved(self, buffers: Iterable[str]) -> Iterator[Free]:
-        for buffer in buffers:
-            self._saved[buffer] -= 1
-            if not self._saved[buffer] and buffer not in self._whole.values():
-                yield Free(buffer)
+    def _tape(self, module: LoweredModule) -> Iterator[TapeEvent]:
+        """The backward of `module`; what its recomputation holds goes when its node has made
+        gradients."""
+        tape = list(EngineStep._tape(self, module))
+        if buffers := self._recomputed.pop(module.fqn, []):
+            self._held.difference_update(buffers)
+            gone = set(buffers).difference(self._whole.values())
+            tape[_end_of_node(tape):_end_of_node(tape)] = [Free(each) for each in sorted(gone)]
+        return iter(tape)
+
+    def pass_on(self, call: Called) -> None:
+        """The gradient of a module's input is added to others of the same value."""
+        if call.adds:
+            self._compute = self.step.issue(
+                "backward", call.module, micro_batch=self.micro_batch, memory=call.adds
+            )
 
     # -- reductions
 

@@ -1,0 +1,64 @@
+"""Calls of modules in a forward, as DeepSpeed's hooks see them: the root, each block, and each
+module that owns parameters.
+
+Each module's input and output pass through an autograd node of their own. Nodes run in the reverse
+of the order in which they were made, so a backward is a forward read from its end.
+Source: deepspeed/runtime/zero/parameter_offload.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zsim.autograd.lowering.lowered import LoweredModule, storage_events
+from zsim.ir.ops import MemoryEvent
+from zsim.models.spec import ROOT, Module
+from zsim.strategies.building.training import Training
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """`module` is called; in a backward its input has its gradient, if that needs one.
+
+    `adds`: memory of adding that gradient to others of the same value.
+    """
+
+    module: str
+    input_needs_gradient: bool
+    adds: tuple[MemoryEvent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """`module` returns; in a backward the gradient of its output is there."""
+
+    module: str
+
+
+ModuleCall = Called | LoweredModule | Returned
+
+
+def module_calls(training: Training) -> tuple[ModuleCall, ...]:
+    """The calls of a forward, with the modules that compute in between."""
+    return (Called(ROOT, False), *_calls(training), Returned(ROOT))
+
+
+def _calls(training: Training) -> Iterator[ModuleCall]:
+    pairs = list(zip(training.model.modules, training.modules, strict=True))
+    for index, (module, lowered) in enumerate(pairs):
+        is_block = module.fqn == module.within
+        follows = pairs[index + 1][0] if index + 1 < len(pairs) else None
+        if is_block or _is_called(module):
+            adds = () if is_block else tuple(storage_events(lowered.events_after_hook))
+            yield Called(module.path, lowered.input_needs_gradient, adds)
+        yield lowered
+        if _is_called(module):
+            yield Returned(module.path)
+        if module.within and (follows is None or follows.within != module.within):
+            yield Returned(module.within)
+
+
+def _is_called(module: Module) -> bool:
+    """True for a module that is no part of a block, and that the root does not run itself."""
+    return module.inside or module.apart or (not module.within and module.unit != ROOT)
