@@ -15,14 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
+from zsim.engine.equal_layers import Losses
 from zsim.engine.simulate_step import (
     SETTLED,
-    Losses,
     StepCosts,
     change,
     pauses,
-    prepared_step,
-    timeline_of,
+    steady_timeline,
 )
 from zsim.engine.timeline import Timeline, Times
 from zsim.ir.ops import Op
@@ -82,7 +81,7 @@ def repeated(program: Program, *, costs: StepCosts, times: int) -> Repeated | No
         unlike = unlike or period is None
         return unlike or moved < SETTLED * (timeline.step_time_ns + times * (period or 0))
 
-    timeline = timeline_of(prepared_step(program, costs=costs), costs=costs, settled=settled)
+    timeline = steady_timeline(program, costs=costs, settled=settled)
     period = None if unlike else _period_ns(program, timeline, known, costs)
     if period is None:
         return None

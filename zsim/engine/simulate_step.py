@@ -8,14 +8,16 @@ Mostly one such round is enough; FSDP1's copies beside its backward need a few.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from zsim.engine.contention.overlap import OverlapCosts, add, overlap_losses
+from zsim.engine.equal_layers import Layers, Losses
 from zsim.engine.execution import Execution
 from zsim.engine.faults.fault import Fault
 from zsim.engine.faults.fault_delays import fault_delays
+from zsim.engine.folding import in_step_off_device
 from zsim.engine.simulate import Prepared
 from zsim.engine.timeline import NO_DELAYS, Delays, RingCosts, Timeline
 from zsim.ir.ops import Op
@@ -24,8 +26,6 @@ from zsim.ir.program import Program
 SETTLED = 0.002
 """Share of the step time. Losses that change by less move the step by less than the noise of a
 measurement."""
-Losses = Mapping[int, Mapping[int, int]]
-"""Nanoseconds that each op loses, by rank program and op."""
 Settled = Callable[[Losses, Losses, Timeline], bool]
 ROUNDS = 16
 """Most rounds. Each changes the losses by a fraction of the change of the round before: seven
@@ -57,10 +57,56 @@ def simulate_step(
     forever or disagree on a collective. Where the execution has rings as steps, EventsError for too
     many, and the timeline has their hops if it is to `note_hops`.
     """
+    if not (all_ranks or faults or note_hops):
+        return steady_timeline(program, costs=costs, contention=contention)
     prepared = prepared_step(
         program, costs=costs, all_ranks=all_ranks, contention=contention, note_hops=note_hops
     )
     return timeline_of(prepared, costs=costs, faults=faults)
+
+
+def steady_timeline(
+    program: Program, *, costs: StepCosts, contention: bool = True, settled: Settled | None = None,
+) -> Timeline:
+    """The times of `simulate_step` without faults, of one rank per class; `settled` may replace
+    `is_settled`."""
+    settled = settled or is_settled
+    return timeline_of_few(
+        program, costs=costs, contention=contention, settled=settled
+    ) or timeline_of(
+        prepared_step(program, costs=costs, contention=contention), costs=costs, settled=settled
+    )
+
+
+def timeline_of_few(
+    program: Program, *, costs: StepCosts, contention: bool, settled: Settled
+) -> Timeline | None:
+    """The times of `steady_timeline`, simulated without most of the step's equal layers; None where
+    it has few, or where they need not go on as the others do."""
+    if costs.execution.detail == "steps" or not in_step_off_device(program):
+        return None
+    later = [pauses(rank.steady, costs.execution) for rank in program.ranks]
+    layers = Layers.of(program, costs=costs, later=later)
+    if layers is None:
+        return None
+    rounds: list[tuple[Timeline, Losses]] = []
+    unlike = False
+
+    def see(timeline: Timeline, losses: Losses) -> bool:
+        nonlocal unlike
+        whole, lost = layers.whole(timeline), layers.all_losses(losses)
+        unlike = whole is None or lost is None
+        if whole is not None and lost is not None:
+            rounds.append((whole, lost))
+        return not unlike
+
+    def settled_in_all(*_: object) -> bool:
+        before, after = rounds[-2], rounds[-1]
+        return settled(before[1], after[1], after[0])
+
+    prepared = prepared_step(layers.shorter, costs=costs, contention=contention)
+    timeline_of(prepared, costs=costs, settled=settled_in_all, see=see)
+    return None if unlike else rounds[-1][0]
 
 
 def prepared_step(
@@ -84,9 +130,10 @@ def is_settled(before: Losses, after: Losses, timeline: Timeline) -> bool:
 
 def timeline_of(
     prepared: Prepared, *, costs: StepCosts, faults: Sequence[Fault] = (),
-    settled: Settled = is_settled,
+    settled: Settled = is_settled, see: Callable[[Timeline, Losses], bool] = lambda *_: True,
 ) -> Timeline:
-    """The times of the steady step of what `simulate_step` has prepared, as it gives them."""
+    """The times of the steady step of what `simulate_step` has prepared, as it gives them; `see` is
+    told of the times and losses of each round, which is the last where it says False."""
     program = prepared.program
     idle = [pauses(rank.steady, costs.execution) for rank in program.ranks]
     waits = [costs.wake_ns(rank.steady) for rank in program.ranks]
@@ -97,7 +144,7 @@ def timeline_of(
     ]
     alone = prepared.simulate(delays)
     losses = overlap_losses(program, alone, costs=costs, pauses=idle)
-    if not any(losses.values()):
+    if not see(alone, losses) or not any(losses.values()):
         return alone
     for _ in range(ROUNDS):
         timeline = prepared.simulate(
@@ -109,7 +156,7 @@ def timeline_of(
         before, losses = (
             losses, overlap_losses(program, timeline, costs=costs, pauses=idle, lengthened=True),
         )
-        if settled(before, losses, timeline):
+        if not see(timeline, losses) or settled(before, losses, timeline):
             break
     return timeline
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 
 from zsim.autograd.host_copies import KEPT
@@ -17,8 +18,17 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import PAGEABLE, HostEvent, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.ir.program import PartName, Program, RankProgram, StepPart
 
+FEW = 4
+"""Most kernels of an op that are compared with those of others, to be one object where equal. A
+module's are one object already, and whoever reads a Program remembers kernels by identity."""
 SAVED_TENSORS = "saved_tensors"
 """Role, for a module's unit, of what copies of saved tensors move."""
+
+
+@lru_cache(maxsize=1024)
+def _the_same(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+    """The first of equal tuples of kernels."""
+    return kernels
 
 
 @dataclass(slots=True)
@@ -59,6 +69,8 @@ class StepBuilder:
         waits = tuple(waits)
         if len(waits) > 1:
             waits = tuple(sorted(set(waits)))
+        if 0 < len(kernels) <= FEW:
+            kernels = _the_same(kernels)
         # Each field by its place: by keyword an Op takes three times as long to make.
         op = Op(
             index, kind, unit, stream, waits, group, nbytes, root, dtype, micro_batch, reads,

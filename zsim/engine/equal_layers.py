@@ -1,0 +1,303 @@
+"""Equal layers: a step is simulated without most of them, and its times hold for all.
+
+Ops recur with a period: that of a layer in forward, of one in backward, of several where buckets
+span layers. `Layers.of` finds such runs by the ops alone, and leaves out all periods of a run but
+its first and last few. In the shorter step the ops of a period, and all that they come behind, have
+to be the same time after their twins. Then the device goes on so in the periods left out.
+
+The host need not go on so: it may gain on the device with each layer, until the launch queue is
+full. And an op behind a run may wait for one before it. So the host is followed through all ops,
+and each has to start when it, the op's stream and its waits let it. Else all are simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
+
+from zsim.engine.rank_schedule import awaited_by_host
+from zsim.engine.timeline import CostModel, Timeline, Times
+from zsim.ir.ops import Op
+from zsim.ir.program import Program, RankProgram
+
+HEAD, TAIL = 6, 2
+"""Periods of a run that are kept, before the others and behind them."""
+DEEPEST = HEAD - 2
+"""Most periods over which an op may reach back to what it waits for."""
+NOWHERE = -1
+WORTH = 0.4
+"""Least share of the ops to leave out: below it is quicker to simulate all."""
+Losses = Mapping[int, Mapping[int, int]]
+"""Nanoseconds that each op loses, by rank program and op."""
+_Starting = dict[bool, set[tuple[str, int, int]]]
+"""Collectives, by kind, bytes and start, that a rank starts (True) or awaits (False)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """Ops from `start` on that recur after each `period` ops; `left_out` periods are not simulated.
+
+    `start` counts ops of the whole step, `at` those of the shorter one. What an op comes behind, on
+    its stream or by its waits, is at most `reach` ops before it.
+    """
+
+    start: int
+    period: int
+    left_out: int
+    at: int
+    reach: int
+
+    @property
+    def gone(self) -> range:
+        """The ops left out."""
+        first = self.start + HEAD * self.period
+        return range(first, first + self.left_out * self.period)
+
+    @property
+    def end(self) -> int:
+        """The first op behind the run."""
+        return self.gone.stop + TAIL * self.period
+
+    @property
+    def cut(self) -> int:
+        """The first op behind those left out, in the shorter step."""
+        return self.at + HEAD * self.period
+
+
+@dataclass(frozen=True, slots=True)
+class IssuingHost:
+    """A rank's ops in the whole step, and its host: what that does and awaits before it issues
+    each."""
+
+    ops: tuple[Op, ...]
+    runs: Sequence[Recurrence]
+    twins: Sequence[int]
+    """The op of the shorter step that each is like."""
+    issue_ns: Sequence[int]
+    awaited: Sequence[tuple[int, ...]]
+    later: Mapping[int, int]
+    """Nanoseconds for which the host pauses behind an op."""
+
+    def followed(
+        self, times: Times, periods: Sequence[int], starting: _Starting
+    ) -> Times | None:
+        """The times of the whole step from those of the shorter; None where an op would not be at
+        that time, by the host, its stream and what it waits for.
+
+        Collectives that this rank starts as the last, or holds up others by, are noted in
+        `starting`.
+        """
+        arrivals = [times.arrived.get(op, start) for op, start in enumerate(times.starts)]
+        starts, ends, ready = (
+            _spread(clock, self.runs, periods) for clock in (times.starts, times.ends, arrivals)
+        )
+        issued, clock = list[int](), 0
+        over, free = dict[str, int](), dict[str, int]()
+        for op, own, others in zip(self.ops, self.issue_ns, self.awaited, strict=True):
+            index, stream = op.index, op.stream
+            for other in others:
+                if ends[other] > clock:
+                    clock = ends[other]
+            clock += own
+            issued.append(clock)
+            at = clock
+            for wait in op.waits:
+                if ends[wait] > at:
+                    at = ends[wait]
+            if stream == "host":
+                starts[index] = ends[index] = at
+            else:
+                at = max(at, over.get(stream, 0))
+                start = starts[index]
+                if at > ready[index] or at < ready[index] == start:
+                    return None
+                ready[index], over[stream] = at, ends[index]
+                if op.group:
+                    key = op.kind, op.nbytes, start
+                    starting[max(at, free.get(op.group, 0)) == start].add(key)
+                    free[op.group] = ends[index]
+            if index in self.later:
+                clock += self.later[index]
+        twins = self.twins
+        shared = {op: times.shared[at] for op, at in enumerate(twins) if at in times.shared}
+        arrived = {op: ready[op] for op, at in enumerate(twins) if at in times.arrived}
+        return Times(starts, ends, issued, shared, arrived)
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """A step without most of its equal layers, `shorter`, and what leads back to the whole one."""
+
+    shorter: Program
+    hosts: Sequence[IssuingHost]
+    """Ops and hosts of the whole step, by rank program. All have as many runs, and leave out as
+    many periods of each."""
+
+    @classmethod
+    def of(
+        cls, program: Program, *, costs: CostModel, later: Sequence[Mapping[int, int]]
+    ) -> Layers | None:
+        """The layers of `program`, or None where few ops recur; `later` as `IssuingHost` has it, by
+        rank program."""
+        codes = dict[object, int]()
+        ranks, hosts = list[RankProgram](), list[IssuingHost]()
+        for rank, pauses in zip(program.ranks, later, strict=True):
+            runs = _runs(rank.steady, _numbers(rank.steady, codes))
+            ops = _shorter(rank.steady, runs)
+            if ops is None:
+                return None
+            ranks.append(RankProgram(construction=(), first=(), steady=ops))
+            hosts.append(IssuingHost(
+                rank.steady, runs, _spread(range(len(ops)), runs, repeat(0)),
+                [costs.issue_ns(op) for op in rank.steady],
+                awaited_by_host(rank.steady, costs.launch_queue), pauses,
+            ))
+        if len({tuple(run.left_out for run in host.runs) for host in hosts}) > 1:
+            return None
+        return cls(replace(program, ranks=tuple(ranks)), hosts)
+
+    def whole(self, timeline: Timeline) -> Timeline | None:
+        """The times of the whole step from those of the shorter; None where it may go on otherwise.
+        """
+        periods = [self._period_ns(timeline, run) for run in range(len(self.hosts[0].runs))]
+        known = [ns for ns in periods if ns is not None]
+        if len(known) < len(periods):
+            return None
+        ranks: dict[int, Times] = {}
+        starting: _Starting = {True: set(), False: set()}
+        for rank, times in timeline.ranks.items():
+            own = self.hosts[self.shorter.assignment[rank]].followed(times, known, starting)
+            if own is None:
+                return None
+            ranks[rank] = own
+        if not starting[False] <= starting[True]:
+            return None
+        step = max((max(each.ends, default=0) for each in ranks.values()), default=0)
+        return replace(timeline, ranks=ranks, step_time_ns=step)
+
+    def _period_ns(self, timeline: Timeline, number: int) -> int | None:
+        """The ns by which the device does each op of a run after its twin; None where that differs.
+        """
+        distances = set[int]()
+        for rank, times in timeline.ranks.items():
+            kind = self.shorter.assignment[rank]
+            run, ops = self.hosts[kind].runs[number], self.shorter.ranks[kind].steady
+            for op in range(run.cut - run.reach, run.cut + run.period):
+                twin = op - run.period
+                if times.shared.get(op) != times.shared.get(twin):
+                    return None
+                if ops[op].stream != "host":
+                    distances.add(times.starts[op] - times.starts[twin])
+                    distances.add(times.ends[op] - times.ends[twin])
+        return max(distances, default=0) if len(distances) < 2 else None
+
+    def all_losses(self, losses: Losses) -> Losses | None:
+        """The losses of the whole step from those of the shorter; None where twins lose different
+        times."""
+        for kind, own in losses.items():
+            for run in self.hosts[kind].runs:
+                window = range(run.cut, run.cut + run.period)
+                if any(own.get(op, 0) != own.get(op - run.period, 0) for op in window):
+                    return None
+        return {
+            kind: {op: own[twin] for op, twin in enumerate(self.hosts[kind].twins) if twin in own}
+            for kind, own in losses.items()
+        }
+
+
+def _spread(clock: Sequence[int], runs: Sequence[Recurrence], periods: Iterable[int]) -> list[int]:
+    """The times of all ops from those of the shorter step, by op."""
+    whole, begin, late = list[int](), 0, 0
+    for run, period_ns in zip(runs, periods, strict=False):
+        whole += [ns + late for ns in clock[begin : run.cut]]
+        twins = whole[-run.period :]
+        for _ in range(run.left_out):
+            twins = [ns + period_ns for ns in twins]
+            whole += twins
+        begin, late = run.cut, late + run.left_out * period_ns
+    return [*whole, *(ns + late for ns in clock[begin:])]
+
+
+def _numbers(ops: Sequence[Op], codes: dict[object, int]) -> list[int]:
+    """A number for each op; equal ones do the same, and wait for ops as far before them."""
+    numbers, known = list[int](), dict[int, int]()
+    for op in ops:
+        kernels = known.get(id(op.kernels))
+        if kernels is None:
+            kernels = known[id(op.kernels)] = codes.setdefault(op.kernels, len(codes))
+        waits = op.waits
+        key = (
+            op.kind, op.stream, op.group, op.nbytes, op.root, kernels, op.driver_calls,
+            op.index - waits[0] if len(waits) == 1 else tuple([op.index - wait for wait in waits]),
+        )
+        numbers.append(codes.setdefault(key, len(codes)))
+    return numbers
+
+
+def _runs(ops: Sequence[Op], numbers: Sequence[int]) -> list[Recurrence]:
+    """The runs with periods to leave out, one behind the other."""
+    following, last = [0] * len(ops), dict[int, int]()
+    for index in range(len(ops) - 1, -1, -1):
+        following[index] = last.get(numbers[index], index)
+        last[numbers[index]] = index
+    runs, index, gone = list[Recurrence](), 0, 0
+    while index < len(ops):
+        twin = following[index]
+        period = twin - index
+        end = twin
+        while period and end < len(ops) and numbers[end] == numbers[end - period]:
+            end += 1
+        count = (end - index) // period if period else 0
+        left_out = count - HEAD - TAIL
+        reach = max([period, *_reaches(ops[index:twin])])
+        if left_out > 0 and reach <= DEEPEST * period:
+            runs.append(Recurrence(index, period, left_out, index - gone, reach))
+            index, gone = runs[-1].end, gone + left_out * period
+        else:
+            index += 1
+    return runs
+
+
+def _reaches(ops: Sequence[Op]) -> Iterator[int]:
+    """The ops from each wait of the device to the op that waits."""
+    return (op.index - wait for op in ops if op.stream != "host" for wait in op.waits)
+
+
+def _shorter(ops: Sequence[Op], runs: Sequence[Recurrence]) -> tuple[Op, ...] | None:
+    """The ops without those left out; None where too few are, where others wait for those, or where
+    the device waits for the host's own work.
+
+    Of what an op waits for the last on each stream is enough.
+    """
+    if sum(len(run.gone) for run in runs) < WORTH * len(ops):
+        return None
+    if any(
+        op.kernels if op.stream == "host" else any(ops[wait].stream == "host" for wait in op.waits)
+        for op in ops
+    ):
+        return None
+    kept, places = list(ops[: runs[0].gone.start]), dict[int, int]()
+    places.update((op.index, op.index) for op in kept)
+    gone = 0
+    for run, following in zip(runs, [*(run.gone.start for run in runs[1:]), len(ops)], strict=True):
+        gone += len(run.gone)
+        for op in ops[run.gone.stop : following]:
+            places[op.index] = len(kept)
+            if op.index < run.end:
+                waits = [wait - gone for wait in op.waits]
+            else:
+                last = {ops[wait].stream: wait for wait in sorted(op.waits)}.values()
+                waits = [places.get(wait, NOWHERE) for wait in last]
+            if NOWHERE in waits:
+                return None
+            kept.append(_moved(op, waits, len(kept)))
+    return tuple(kept)
+
+
+def _moved(op: Op, waits: Sequence[int], index: int) -> Op:
+    """`op` at another place, without its memory."""
+    return Op(
+        index, op.kind, op.unit, op.stream, tuple(waits), op.group, op.nbytes, op.root, op.dtype,
+        op.micro_batch, op.reads, op.kernels, driver_calls=op.driver_calls,
+    )
