@@ -2,12 +2,11 @@
 them, and ahead by a recorded trace.
 
 Each linear, norm or other module that owns parameters gathers them at once before it is called, and
-releases them after. The first forward and backward gather module by module, and
-record their order. Later ones follow that trace: a module gathers what is missing, then more ahead,
-until too much is whole (coordinator.py). Blocks and the root own nothing, and gather ahead as well.
-Gradients are reduce-scattered bucket by bucket within backward, and
-a rank's shards of them stay from step to step. The step releases everything, and gathers small
-parameters that persist.
+releases them after. The first forward and backward gather module by module, and record their order.
+Later ones follow that trace: a module gathers what is missing, then more ahead, until too much is
+whole (coordinator.py). Blocks and the root own nothing, and gather ahead as well. Gradients are
+reduce-scattered bucket by bucket within backward, and a rank's shards of them stay from step to
+step. The step releases everything, and gathers small parameters that persist.
 
 A module out of the recorded order has DeepSpeed drop the trace. The step that records anew gathers
 nothing ahead, and the next one broadcasts six lists of integers first. Models whose order depends
@@ -138,6 +137,7 @@ def num_groups(options: Options, model: ModelSpec) -> int:
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_shard",), formula=Formula("zero3"),
     problems=engine_options.shard_problems, model_problems=engine_options.shard_model_problems,
+    precision_problems=engine_options.shard_precision_problems,
     steps_two_bytes=False, masters_of_cast=True, hooks=True, syncs=("every",), sums_losses=False,
     elsewhere=config_keys.OF_SHARDS, num_distinct_ranks=num_distinct_ranks,
     num_groups=num_groups, saves="engine", stepped=stepped,

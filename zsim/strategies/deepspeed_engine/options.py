@@ -10,7 +10,7 @@ from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.repeats import repeats
 from zsim.models.spec import ModelSpec
-from zsim.models.training_options import Optimizer
+from zsim.models.training_options import Optimizer, Precision
 
 VERSION = "0.19"
 """The DeepSpeed that these strategies follow."""
@@ -128,6 +128,15 @@ def shard_problems(options: ShardOptions, mesh: Mesh, optimizer: Optimizer) -> I
         yield (
             "strategy.dp_shard: expected at least 2 ranks with deepspeed3, found 1, where "
             "DeepSpeed gathers by other paths"
+        )
+
+
+def shard_precision_problems(precision: Precision) -> Iterator[str]:
+    """Refusals of dtypes at stage 3, one line each, the scenario's key first."""
+    if precision.autocast != "none":
+        yield (
+            "precision.autocast: expected none with deepspeed3, whose linears under autocast are "
+            'not modelled; use parameters = "bf16"'
         )
 
 

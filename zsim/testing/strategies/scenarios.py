@@ -59,7 +59,7 @@ def scenario_tables(
         precision["autocast"] = "bf16"
     flat = ranks > 1 and runs_once(tables) and "unused" not in model and "autocast" not in precision
     once = tables["batch"]["forwards"] == 1 and "unused" not in model
-    plain = once and ranks > 1 and runs_once(tables)
+    plain = once and ranks > 1 and runs_once(tables) and "autocast" not in precision
     fitting = tuple(
         name for name in strategies
         if (flat or name != "fsdp1") and (once or name not in ENGINE)
@@ -69,9 +69,11 @@ def scenario_tables(
     strategy = draw(strategy_tables(ranks, fitting))
     offload = draw(offload_tables(strategy["name"]))
     if strategy["name"] == SHARDED_ENGINE:
+        again = {"mode": draw(st.sampled_from(["none", "full"]))}
         return {
             **tables, "cluster": {"preset": preset, "ranks": ranks}, "strategy": strategy,
             "precision": precision, "optimizer": optimizer, "offload": offload,
+            "activation_checkpointing": again,
         }
     again = draw(checkpointing_tables(model))
     if "autocast" in precision and "save" in again and not runs_once(tables):
