@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd.graph import _engine_run_backward
-from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
@@ -104,16 +103,6 @@ def flat_parameters(root: FullyShardedDataParallel) -> list[torch.Tensor]:
 def rank_map(mesh: DeviceMesh) -> torch.Tensor:
     """The ranks of a mesh in host memory, which meshes derived from it view."""
     return mesh._rank_map
-
-
-def forget_peak(tracker: FSDPMemTracker) -> None:
-    """Restart the peak of a memory tracker, whose first iteration counts tensors that never exist.
-
-    Under a FakeTensorMode, DTensor's sharding propagation makes global-shape tensors in that mode,
-    which the tracker counts.
-    """
-    tracker._peak_mem.clear()
-    tracker._peak_mem_snap.clear()
 
 
 def process_group(arguments: tuple[object, ...]) -> dist.ProcessGroup | None:

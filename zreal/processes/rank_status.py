@@ -68,11 +68,6 @@ class RankStatus:
         """The last collective that the rank announced before it entered it."""
         return (NO_COLLECTIVE, *self.progress.recent())[-1]
 
-    @property
-    def num_entered(self) -> int:
-        """The number of its last collective, -1 before the first."""
-        return _num_entered(self.last_collective)
-
     def note_progress(self) -> None:
         """Note whether the rank has announced another collective since the last call."""
         last = self.last_collective

@@ -86,7 +86,6 @@ class HostAlloc:
 HostEvent = HostAlloc | Free
 
 Location = Literal["device", "link", "host", "drive", "files"]
-LOCATIONS: tuple[Location, ...] = Location.__args__  # type: ignore[attr-defined]
 
 
 @dataclass(slots=True, unsafe_hash=True)

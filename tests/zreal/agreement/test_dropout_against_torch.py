@@ -53,7 +53,7 @@ def test_every_allocation_and_free_comes_in_torchs_order(sizes, options):
     assert of_program(case) == of_torch(case)
 
 
-@pytest.mark.parametrize("more", ["", FULL])
+@pytest.mark.parametrize("more", [pytest.param("", marks=pytest.mark.slow), FULL])
 def test_ranks_train_as_the_reference_does(more):
     """Zeros are drawn by the tokens, in recomputation the same as before."""
     verdict = zsim.validate(scenario(more=more), against="gloo")

@@ -119,6 +119,7 @@ def test_a_users_own_module_is_built_by_ranks_of_a_launcher(
     assert "taken from" not in capsys.readouterr().err
 
 
+@pytest.mark.slow  # as the next one, told by its error in place of its stack
 def test_a_module_that_one_rank_cannot_make_ends_all_of_them_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,58 +7,28 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.installed_torch import TORCH
+from tests.support.agreement import inexact
 from zreal import torch_private
 from zreal.meters.collectives import CollectiveRecorder
 from zreal.meters.mesh_groups import MeshGroup, device_mesh
 from zreal.observer.observer import observe
 from zsim.errors import ZsimError
-from zsim.ir.ledger_replay import replay
-from zsim.ir.ops import COLLECTIVES
-from zsim.ir.program import PHASES, RankProgram
-from zsim.ir.run import CollectiveRecord, RankRun
-from zsim.scenario.plan import plan
+from zsim.ir.program import PHASES
 from zsim.scenario.scenario import Scenario, parse
 
 
-def scenario(
-    *, ranks: int, strategy: str, optimizer: str = 'name = "adamw"', accumulation: int = 1
-) -> Scenario:
+def scenario(*, ranks: int, strategy: str, accumulation: int = 1) -> Scenario:
     """The tiny mlp under `strategy`."""
     text = f"""
 model = {{ preset = "mlp-tiny" }}
 batch = {{ micro_batch = 2, accumulation = {accumulation} }}
 cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}
 strategy = {{ {strategy} }}
-optimizer = {{ {optimizer} }}
 """
     return parse(text.encode(), where="test.toml")
 
 
 FSDP2 = 'name = "fsdp2", dp_shard = 4'
-
-
-def measured(case: Scenario, *, rank: int) -> RankRun:
-    """Run of torch on `rank`."""
-    with torch_private.fake_group(rank=rank, world_size=case.world_size):
-        return observe(case, rank=rank).run
-
-
-def planned(case: Scenario, program: RankProgram) -> dict[str, tuple[CollectiveRecord, ...]]:
-    """The Program's collectives by phase, as records; "dp_shard:2" is two ranks of the axis
-    dp_shard."""
-    by_phase = {}
-    for phase in PHASES:
-        records = []
-        for op in program.phase(phase):
-            if op.kind in COLLECTIVES:
-                axis, _, part = op.group.partition(":")
-                size = int(part) if part else case.mesh.size(axis)
-                records.append(
-                    CollectiveRecord(op=op.kind, nbytes=op.nbytes, group=axis, group_size=size)
-                )
-        by_phase[phase] = tuple(records)
-    return by_phase
 
 
 @pytest.mark.parametrize(("ranks", "strategy"), [
@@ -70,37 +40,7 @@ def test_collectives_are_recorded_with_the_axis_and_the_size_of_their_group(
     ranks: int, strategy: str
 ) -> None:
     case = scenario(ranks=ranks, strategy=strategy)
-    run = measured(case, rank=ranks - 1)
-
-    assert {phase: record.collectives for phase, record in run.phases.items()} == planned(
-        case, plan(case, device="cpu", torch=TORCH).of_rank(ranks - 1)
-    )
-
-
-@pytest.mark.parametrize("implementation", ["foreach", "for-loop"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_memory_with_sgd_is_exact_at_the_start_peak_and_end_of_each_step(
-    implementation: str, momentum: float
-) -> None:
-    optimizer = f'name = "sgd", implementation = "{implementation}", momentum = {momentum}'
-    case = scenario(ranks=4, strategy=FSDP2, optimizer=optimizer)
-    predicted = memory_of(plan(case, device="cpu", torch=TORCH).of_rank(1))
-    run = measured(case, rank=1)
-
-    assert {
-        phase: (record.memory.start_bytes, record.memory.peak_bytes, record.memory.end_bytes)
-        for phase, record in run.phases.items()
-        if phase != "construction"
-    } == predicted
-
-
-def memory_of(program: RankProgram) -> dict[str, tuple[int, int, int]]:
-    """Start, peak and end bytes of the first and the steady step."""
-    records = replay(program)
-    return {
-        p: (records[p].start_bytes, records[p].peak_bytes, records[p].end_bytes)
-        for p in ("first", "steady")
-    }
+    assert inexact(case, ranks=(ranks - 1,)) == []
 
 
 def test_the_steady_step_is_the_last_of_at_least_three_and_each_step_has_a_loss() -> None:

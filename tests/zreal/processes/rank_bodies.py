@@ -40,9 +40,7 @@ def fine(
     return {"rank": rank, "world_size": world_size, "given": arguments["given"]}
 
 
-def killed(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> None:
+def killed(_: object, *, rank: int, progress: Say, **more: object) -> None:
     """Rank 1 is killed inside its second collective while the others wait for it."""
     progress("reduce_scatter #1 of 64 B over dp_shard")
     if rank == 1:
@@ -50,9 +48,7 @@ def killed(
     wait_to_be_ended()
 
 
-def raising(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> None:
+def raising(_: object, *, rank: int, progress: Say, **more: object) -> None:
     """Rank 1 raises while the others wait for it."""
     progress("all_gather #7 of 128 B over dp_shard")
     if rank == 1:
@@ -60,26 +56,20 @@ def raising(
     wait_to_be_ended()
 
 
-def absent(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> None:
+def absent(_: object, *, rank: int, progress: Say, **more: object) -> None:
     """Rank 2 never arrives at the collective that the others are in."""
     progress("all_reduce #3 of 8 B over world" if rank == 2 else "all_reduce #4 of 8 B over world")
     wait_to_be_ended()
 
 
-def alone(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> None:
+def alone(_: object, *, progress: Say, **more: object) -> None:
     """Every rank is past its last collective, and trains the reference by itself."""
     progress("all_reduce #9 of 8 B over world")
     progress(REFERENCE)
     wait_to_be_ended()
 
 
-def stopped(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> None:
+def stopped(_: object, *, rank: int, progress: Say, **more: object) -> None:
     """Rank 2 announces the collective that the others are in, and is stopped before it enters it.
     """
     progress("all_reduce #4 of 8 B over world")
@@ -88,9 +78,7 @@ def stopped(
     wait_to_be_ended()
 
 
-def three_stopped(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> None:
+def three_stopped(_: object, *, rank: int, progress: Say, **more: object) -> None:
     """All ranks but the first are stopped in the collective that they announced."""
     progress("all_reduce #4 of 8 B over world")
     if rank:
@@ -98,9 +86,7 @@ def three_stopped(
     wait_to_be_ended()
 
 
-def slow(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> None:
+def slow(_: object, *, progress: Say, **more: object) -> None:
     """Ranks enter one collective after another, and are not done in time."""
     for number in count():
         progress(f"all_reduce #{number} of 8 B over world")
@@ -134,23 +120,19 @@ def ending_the_server(
     wait_to_be_ended()
 
 
-def all_waiting(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> None:
+def all_waiting(_: object, *, progress: Say, **more: object) -> None:
     """Every rank announces the same collective, and nothing more happens."""
     progress("all_reduce #4 of 8 B over world")
     wait_to_be_ended()
 
 
-def silent(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> None:
+def silent(_: object, **more: object) -> None:
     """No rank says anything."""
     wait_to_be_ended()
 
 
 def failing_in_the_first_step(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+    arguments: dict[str, Any], *, rank: int, progress: Say, **more: Any
 ) -> dict[str, Any]:
     """A real gloo rank; rank 1 is killed, raises or stays away, as `how` says, before its third
     collective of the first step."""
@@ -163,13 +145,11 @@ def failing_in_the_first_step(
             fail(arguments["how"])
         progress(text)
 
-    return rank_run.launched_rank(
-        arguments, rank=rank, world_size=world_size, port=port, progress=say, keep=keep
-    )
+    return rank_run.launched_rank(arguments, rank=rank, progress=say, **more)
 
 
 def late(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
+    arguments: dict[str, Any], *, rank: int, progress: Say, **more: Any
 ) -> dict[str, Any]:
     """A real gloo rank; rank 1 enters each collective long after rank 0."""
 
@@ -178,9 +158,7 @@ def late(
             time.sleep(0.03)
         progress(text)
 
-    return rank_run.launched_rank(
-        arguments, rank=rank, world_size=world_size, port=port, progress=say, keep=keep
-    )
+    return rank_run.launched_rank(arguments, rank=rank, progress=say, **more)
 
 
 def fail(how: str) -> None:
@@ -192,14 +170,10 @@ def fail(how: str) -> None:
     wait_to_be_ended()
 
 
-def with_half_gradients(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> dict[str, Any]:
+def with_half_gradients(arguments: dict[str, Any], **more: Any) -> dict[str, Any]:
     """A real gloo rank of our ddp whose backward begins with half of what it should."""
     ReplicatedRank.gradient_scale = property(lambda _: 0.5)
-    return rank_run.launched_rank(
-        arguments, rank=rank, world_size=world_size, port=port, progress=progress, keep=keep
-    )
+    return rank_run.launched_rank(arguments, **more)
 
 
 def reduced_both_ways(
@@ -277,24 +251,18 @@ def announced(
     return told
 
 
-def unspeakable(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> object:
+def unspeakable(_: object, **more: object) -> object:
     """A result that JSON cannot say."""
     return object()
 
 
-def killed_by(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> None:
+def killed_by(arguments: dict[str, Any], **more: object) -> None:
     """End by the signal `number`."""
     os.kill(os.getpid(), arguments["number"])
     wait_to_be_ended()
 
 
-def half_sent(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> str:
+def half_sent(_: object, *, rank: int, **more: object) -> str:
     """Rank 1 stops in the middle of sending its result."""
     write = os.write
 
@@ -308,9 +276,7 @@ def half_sent(
     return "a result"
 
 
-def raising_at_length(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> None:
+def raising_at_length(arguments: dict[str, Any], *, rank: int, **more: object) -> None:
     """Rank 1 raises an error of several lines; the others end by a signal once the controller has
     heard of it, as its consequence."""
     if rank == 1:
@@ -320,32 +286,24 @@ def raising_at_length(
     os.kill(os.getpid(), signal.SIGABRT)
 
 
-def deaf(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> None:
+def deaf(_: object, *, progress: Say, **more: object) -> None:
     """Ignore the request to end."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     progress("all_reduce #0 of 8 B over world")
     wait_to_be_ended()
 
 
-def raising_alone(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> None:
+def raising_alone(_: object, *, rank: int, **more: object) -> None:
     """Rank 1 raises, and the others never notice."""
     if rank == 1:
         raise ValueError("alone")
     wait_to_be_ended()
 
 
-def with_defect(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> dict[str, Any]:
+def with_defect(arguments: dict[str, Any], **more: Any) -> dict[str, Any]:
     """A real gloo rank of our own engine with the defect that is named."""
     DEFECTS[arguments["defect"]](setattr)
-    return rank_run.launched_rank(
-        arguments, rank=rank, world_size=world_size, port=port, progress=progress, keep=keep
-    )
+    return rank_run.launched_rank(arguments, **more)
 
 
 Seed = Callable[[Any, str, Any], None]
@@ -405,9 +363,7 @@ DEFECTS: dict[str, Callable[[Seed], None]] = {
 }
 
 
-def parent(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> None:
+def parent(arguments: dict[str, Any], *, rank: int, world_size: int, **more: object) -> None:
     """Each rank starts a process of its own and writes down its number; then one rank fails."""
     child = subprocess.Popen(["sleep", "300"])
     Path(arguments["folder"], str(child.pid)).touch()

@@ -33,6 +33,7 @@ def worker(*arguments: str, ranks: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow  # test_examples.py starts torchrun, and its ranks agree
 def test_a_run_under_torchrun_agrees_with_the_simulator(tmp_path, capsys):
     measured, predicted = tmp_path / "measured.json", tmp_path / "predicted.json"
 

@@ -44,7 +44,9 @@ def test_a_users_loop_does_what_the_program_says_and_trains_as_one_process(
 @pytest.mark.gloo
 @pytest.mark.parametrize("choice", [
     {"module": "encoder", "stage": 3, "accumulation": 2},
-    {"module": "perceptron", "stage": 1, "accumulation": 3},
+    pytest.param(
+        {"module": "perceptron", "stage": 1, "accumulation": 3}, marks=pytest.mark.slow
+    ),
     {"module": "convolutions", "stage": 2, "clip_norm": 0.5},
 ])
 def test_micro_batches_and_clipping_are_in_the_program(choice: dict[str, Any]) -> None:
@@ -55,7 +57,9 @@ def test_micro_batches_and_clipping_are_in_the_program(choice: dict[str, Any]) -
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize("stage", one_in(2, [3, 1, 2]))
+@pytest.mark.parametrize("stage", [
+    3, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow),
+])
 def test_a_mesh_of_two_dims_shards_over_the_last_and_trains_as_one_process(stage: int) -> None:
     ranks = on_ranks(
         "trained", 4, module="perceptron", stage=stage, accumulation=2, clip_norm=0.5, shards=2,

@@ -263,9 +263,7 @@ def master_copies(
     ]
 
 
-def refused(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Any, keep: Any
-) -> str:
+def refused(_: object, *, rank: int, world_size: int, port: int, **more: object) -> str:
     """The message of a rank that started from other values than rank 0."""
     joined(rank, world_size, port)
     torch.manual_seed(rank)

@@ -276,6 +276,7 @@ def test_of_several_ways_that_are_enough_the_fastest_are_told(
     assert joint == [fastest.name]
 
 
+@pytest.mark.slow  # the next ones join changes that surely fit
 def test_where_several_changes_may_just_fit_they_are_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
