@@ -174,11 +174,6 @@ class ClusterSpec:
     them go on beside it."""
 
     @property
-    def host_bandwidth(self) -> int:
-        """Bytes/s of host memory for one rank, when all ranks of its node use it at once."""
-        return self.host_memory_bandwidth // min(self.devices_per_node, self.num_ranks)
-
-    @property
     def with_idle_cores(self) -> ClusterSpec:
         """The cluster with idle cores: collectives neither wait for one nor slow kernels down."""
         return replace(

@@ -24,7 +24,6 @@ from zsim.autograd.lowering.lowered import Accumulated, NodeOver, Recomputed
 from zsim.errors import BackendUnavailableError, ScenarioError
 from zsim.ir.ops import Alloc, Free
 from zsim.models.families import huggingface
-from zsim.models.families.foreign import FOREIGN_KINDS
 from zsim.models.training_options import DTYPE_NBYTES, Dtype
 from zsim.runs.backend import RunOptions
 from zsim.scenario.scenario import Scenario, parse
@@ -256,22 +255,6 @@ def test_heads_are_refused_just_where_transformers_cannot_make_or_run_them(
             match=r"config\.json: (num_attention_heads|num_key_value_heads|head_dim): expected ",
         ):
             huggingface.from_config(config, sequence_length=4)
-
-
-@pytest.mark.parametrize("kind", FOREIGN_KINDS)
-@pytest.mark.parametrize("tied", [True, False])
-def test_what_is_refused_is_refused_with_the_parameters_of_its_module(
-    kind: str, tied: bool
-) -> None:
-    config = LLAMA | {"model_type": kind, "tie_word_embeddings": tied, "num_hidden_layers": 2}
-    config |= {"num_local_experts": 4} if kind == "mixtral" else {}
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(
-            transformers.AutoConfig.for_model(**config)
-        )
-    count = sum(parameter.numel() for parameter in model.parameters())
-    with pytest.raises(ScenarioError, match=f'found "{kind}" of {count:,} parameters, with '):
-        huggingface.from_config(config)
 
 
 def test_a_backend_without_transformers_says_how_to_get_it(

@@ -43,8 +43,8 @@ def predicted_ns(op: str, nbytes: int, cluster: ClusterSpec, ranks: tuple[int, .
 def test_no_prediction_moves_more_bytes_than_links_carry_and_more_bytes_take_no_less(
     name: str, op: str
 ) -> None:
-    """Every preset, 1 to 128 nodes with 1 to 8 ranks each, a byte to 16 GiB."""
-    for nodes, per_node in product(NODES, range(1, 9)):
+    """Every preset, 1 to 128 nodes with 1, 3 or 8 ranks each, a byte to 16 GiB."""
+    for nodes, per_node in product(NODES, (1, 3, 8)):
         if nodes * per_node == 1:
             continue
         cluster = layout(name, nodes, per_node)

@@ -365,9 +365,3 @@ def test_an_h200_is_an_h100_with_another_memory():
     assert newer.device.bfloat16 == older.device.bfloat16
     assert newer.device.memory > older.device.memory
     assert newer.device.memory_bandwidth > older.device.memory_bandwidth
-
-
-@pytest.mark.parametrize(("ranks", "sharing"), [(1, 1), (4, 4), (8, 8)])
-def test_the_ranks_that_there_are_share_a_nodes_host_memory(ranks: int, sharing: int) -> None:
-    cluster = load_cluster("dgx-h100", ranks=ranks)
-    assert cluster.host_bandwidth == cluster.host_memory_bandwidth // sharing

@@ -229,8 +229,9 @@ def test_an_unknown_preset_like_no_other_is_answered_with_where_to_look() -> Non
 
 def test_every_family_file_is_in_the_table() -> None:
     folder = Path(mlp.__file__).parent
-    others = {"__init__", "aliases", "huggingface", "layers", "llama_like", "size_checks"}
-    others |= {"transformers", "foreign"}
+    others = {
+        "__init__", "aliases", "huggingface", "layers", "llama_like", "size_checks", "transformers"
+    }
     assert {file.stem for file in folder.glob("*.py")} - others == set(FAMILIES)
 
 

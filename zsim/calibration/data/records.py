@@ -149,14 +149,14 @@ def plain_number(text: str) -> float:
     return float(text)
 
 
-def content(path: Path, *, only: int | None = None) -> bytes:
-    """The bytes of a plain file, or `only` its first; MeasurementError for any other."""
+def content(path: Path) -> bytes:
+    """The bytes of a plain file; MeasurementError for any other."""
     try:
         if not path.is_file():
             kind = "one that is not a plain file" if path.exists() else MISSING
             raise MeasurementError(where=str(path), expected="a file of measurements", found=kind)
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1 if only is None else only)
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise MeasurementError(
             where=str(path), expected="a file of measurements", found=str(error.strerror)

@@ -9,7 +9,6 @@ from typing import Any
 
 from zsim.errors import ScenarioError, shown
 from zsim.models.families import transformers
-from zsim.models.families.foreign import FOREIGN_KINDS
 from zsim.models.families.gpt import GptSizes
 from zsim.models.families.llama import LlamaSizes
 from zsim.models.families.llama_like import llama_like
@@ -47,8 +46,6 @@ def from_config(
     parameters are its own.
     """
     kind = config.get("model_type", MISSING)
-    if isinstance(kind, str) and kind in FOREIGN_KINDS:
-        raise ScenarioError((_foreign(_Config(where, config), kind),))
     if not isinstance(kind, str) or kind not in KINDS:
         wrong = _problem(where, "model_type", f"one of {', '.join(KINDS)}", kind)
         raise ScenarioError((f"{wrong}; {REMEDY}",))
@@ -56,19 +53,6 @@ def from_config(
     checked.require_causal(CAUSAL[kind])
     checked.require_usable()
     return KINDS[kind](checked, sequence_length)
-
-
-def _foreign(config: _Config, kind: str) -> str:
-    """The refusal of a kind that is known and not simulated."""
-    foreign = FOREIGN_KINDS[kind]
-    tied = config.flag("tie_word_embeddings", foreign.tied)
-    number = foreign.num_parameters(config.size, tied=tied)
-    counted = "" if config.problems else f" of {number:,} parameters"
-    return (
-        f"model.huggingface: {config.path[:200]}: model_type: expected one of {', '.join(KINDS)}, "
-        f'found "{kind}"{counted}, with {foreign.reason}; `zsim trace hf:config.json` makes a '
-        f"file for model.traced"
-    )
 
 
 def _problem(path: str, key: str, expected: str, value: object) -> str:

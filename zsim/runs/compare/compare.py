@@ -34,8 +34,7 @@ from zsim.runs.compare.timeline import compare_timelines
 
 CONTEXT = 3
 MEMORY_BOUND = 0.05
-TIME_BOUND = 0.1
-
+"""Share of the measured peak by which one on gloo may differ."""
 WIRE_SHARE = 0.01
 """Share by which bytes on the wire may differ: TCP repeats some of what a shaped link dropped."""
 PREAMBLE = 48
@@ -44,14 +43,6 @@ PREAMBLE = 48
 ANNOUNCED = {"all_gather": 6, "reduce_scatter": 12, "all_reduce": 12, "broadcast": 3}
 """Messages with a preamble that a rank sends for each other rank. A ring goes round once to gather
 and twice to reduce, in two halves. Each has data, its sender's readiness and its receiver's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Bounds of checks that are not exact: shares of the measured figure."""
-
-    memory: float = MEMORY_BOUND
-    time: float = TIME_BOUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +55,11 @@ class _Pair:
     measured: PhaseRecord
 
 
-def compare(
-    predicted: RunRecord, measured: RunRecord, *, bounds: Bounds | None = None
-) -> tuple[Check, ...]:
+def compare(predicted: RunRecord, measured: RunRecord) -> tuple[Check, ...]:
     """Every check, most rigorous first.
 
     Ranks are matched by number; a folded rank stands for those of its kind.
     """
-    limits = bounds or Bounds()
     other = _other_experiment(predicted, measured)
     if other:
         return (Check(name="same experiment", status="failed", detail=other),)
@@ -85,7 +73,7 @@ def compare(
             *whole,
             Check(name="ranks", status="failed", detail="the two Runs have no rank in common"),
         )
-    step_time = compare_time(predicted, measured, bound=limits.time)
+    step_time = compare_time(predicted, measured)
     partners = _partners(predicted)
     ranks = [(partners[rank.rank], rank) for rank in measured.ranks if rank.rank in partners]
     return (
@@ -94,7 +82,7 @@ def compare(
         _bytes(pairs, predicted.world_size),
         *_wire_bytes(predicted, measured),
         _groups(predicted, measured),
-        *_memory(pairs, predicted, measured, limits.memory),
+        *_memory(pairs, predicted, measured),
         *compare_caches(
             predicted, measured, ranks, blind=_other_torch(predicted, measured)
         ),
@@ -393,19 +381,19 @@ def _relative(predicted: Number, measured: Number) -> float:
 
 
 def _memory(
-    pairs: tuple[_Pair, ...], predicted: RunRecord, measured: RunRecord, bound: float
+    pairs: tuple[_Pair, ...], predicted: RunRecord, measured: RunRecord
 ) -> Iterator[Check]:
     for phase in PHASES:
         name, in_phase = f"peak memory, {phase}", [pair for pair in pairs if pair.phase == phase]
         if in_phase:
-            yield _phase_memory(name, in_phase, _blind(predicted, measured, "memory"), bound)
+            yield _phase_memory(name, in_phase, _blind(predicted, measured, "memory"))
         elif not (predicted.complete and measured.complete):
             yield Check(
                 name=name, status="unsupported", detail=f"{PREFIX}a Run did not reach its end"
             )
     yield _rest(pairs, predicted, measured)
     yield _parts(
-        [pair for pair in pairs if pair.phase != "construction"], predicted, measured, bound
+        [pair for pair in pairs if pair.phase != "construction"], predicted, measured
     )
     blind = _blind(predicted, measured, "memory")
     if not blind and any(pair.measured.memory.held for pair in pairs):
@@ -431,7 +419,7 @@ def _rest(pairs: tuple[_Pair, ...], predicted: RunRecord, measured: RunRecord) -
     )
 
 
-def _parts(pairs: list[_Pair], predicted: RunRecord, measured: RunRecord, bound: float) -> Check:
+def _parts(pairs: list[_Pair], predicted: RunRecord, measured: RunRecord) -> Check:
     """Forward, backward, optimizer and zero_grad of both steps."""
     blind = _blind(predicted, measured, "memory")
     if blind or not pairs:
@@ -447,7 +435,8 @@ def _parts(pairs: list[_Pair], predicted: RunRecord, measured: RunRecord, bound:
         for pair in pairs
     ]
     return memory_by_part.compare_parts(
-        steps, exact=measured.provenance.get("memory") == memory_by_part.EXACT, bound=bound
+        steps, exact=measured.provenance.get("memory") == memory_by_part.EXACT,
+        bound=MEMORY_BOUND,
     )
 
 
@@ -502,7 +491,7 @@ def _other_torch(predicted: RunRecord, measured: RunRecord) -> str:
     )
 
 
-def _phase_memory(name: str, pairs: list[_Pair], blind: str, bound: float) -> Check:
+def _phase_memory(name: str, pairs: list[_Pair], blind: str) -> Check:
     if blind:
         return Check(name=name, status="unsupported", detail=blind)
     if any(pair.measured.memory.peak_bytes <= 0 for pair in pairs):
@@ -512,11 +501,11 @@ def _phase_memory(name: str, pairs: list[_Pair], blind: str, bound: float) -> Ch
     left, right = worst.predicted.memory.peak_bytes, worst.measured.memory.peak_bytes
     return Check(
         name=name,
-        status="ok" if abs(error) <= bound else "failed",
+        status="ok" if abs(error) <= MEMORY_BOUND else "failed",
         predicted=left,
         measured=right,
         relative_error=error,
-        detail=_memory_detail(worst, len({pair.rank for pair in pairs}), bound),
+        detail=_memory_detail(worst, len({pair.rank for pair in pairs})),
     )
 
 
@@ -524,7 +513,7 @@ def _peak_error(pair: _Pair) -> float:
     return _relative(pair.predicted.memory.peak_bytes, pair.measured.memory.peak_bytes)
 
 
-def _memory_detail(pair: _Pair, num_ranks: int, bound: float) -> str:
+def _memory_detail(pair: _Pair, num_ranks: int) -> str:
     left, right = pair.predicted.memory, pair.measured.memory
     peak_at = f" ({right.peak_at or left.peak_at})" if right.peak_at or left.peak_at else ""
     if left.peak_bytes == right.peak_bytes:
@@ -534,10 +523,10 @@ def _memory_detail(pair: _Pair, num_ranks: int, bound: float) -> str:
             else f"on rank {pair.rank}, exact on all {num_ranks} observed"
         )
         return f"exact    {right.peak_bytes:,} B {ranks}{peak_at}"
-    word = "within" if abs(_peak_error(pair)) <= bound else "beyond"
+    word = "within" if abs(_peak_error(pair)) <= MEMORY_BOUND else "beyond"
     difference = left.peak_bytes - right.peak_bytes
     return (
-        f"{word} {bound:.0%}: predicted {left.peak_bytes:,} B, measured {right.peak_bytes:,} B on "
-        f"rank {pair.rank}, "
+        f"{word} {MEMORY_BOUND:.0%}: predicted {left.peak_bytes:,} B, measured "
+        f"{right.peak_bytes:,} B on rank {pair.rank}, "
         f"{difference:+,} B, {_peak_error(pair):+.2%}{peak_at}"
     )

@@ -19,6 +19,8 @@ from zsim.ir.run import RunRecord, band_of, sees
 from zsim.runs.compare.check import Check
 
 NAME = "step time"
+BOUND = 0.1
+"""Share of the measured time by which one without a band may differ."""
 BUSY = 0.1
 """Share of a machine's cores from which work other than the run's widens the band."""
 MOST_BUSY = 0.9
@@ -30,10 +32,10 @@ ASSUMED_CPU = 10
 two quiet cores measured 10 to 17 times as long."""
 
 
-def compare_time(predicted: RunRecord, measured: RunRecord, *, bound: float) -> Check:
+def compare_time(predicted: RunRecord, measured: RunRecord) -> Check:
     """The check that the measured time lies within the prediction's band.
 
-    Without a band, or without a step that real ranks timed, the bound is the share `bound`.
+    Without a band, or without a step that real ranks timed, the bound is the share `BOUND`.
     """
     left, right = predicted.step_time_ns, measured.step_time_ns
     blind = _blind(predicted, measured)
@@ -63,7 +65,7 @@ def compare_time(predicted: RunRecord, measured: RunRecord, *, bound: float) -> 
     band = band_of(predicted) if _is_timed(measured) else None
     ends_ns: tuple[int, int] | None = None
     if band is None:
-        good, within = abs(error) <= bound, f", {error:+.1%}, at most {bound:.0%} allowed"
+        good, within = abs(error) <= BOUND, f", {error:+.1%}, at most {BOUND:.0%} allowed"
         detail = f"predicted {format_time(left)}, measured {format_time(right)}{within}"
     else:
         low, high = round(left * band[0]), round(left * band[1] * slower)
