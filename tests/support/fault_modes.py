@@ -77,9 +77,9 @@ def live(scenario: zsim.Scenario) -> None:
     they delay all ranks.
 
     The second is asked without interference, of meshes of one axis, and without offload. Beside
-    other kernels, collectives or copies than in a clean step an op may take longer by more than it
-    was delayed: deepspeed2 with its optimizer offloaded by 2 % of the delay, on cards whose copies
-    and collectives share a PCIe link, and by nothing on cards with NVLink.
+    other kernels, collectives or copies than in a clean step, an op may be longer by more than its
+    delay. Deepspeed2 with its optimizer offloaded is so by 2 % of it, on cards whose copies and
+    collectives share a PCIe link. On cards with NVLink it is not.
     """
     faulty = scenario.with_(execution={"interference": False})
     clean = faulty.with_(faults=None)
