@@ -3,7 +3,6 @@ and for real where the extra `deepspeed` is installed."""
 
 import json
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ from zreal.observer.subjects import deepspeed_engine
 from zreal.processes import launch
 from zsim.analysis.checkpoints.checkpoint import checkpoint
 from zsim.errors import BackendUnavailableError
-from zsim.ir.ops import Alloc
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
-from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, load, parse
 
 RECORD = json.loads((ROOT / "tests/measured/deepspeed.json").read_text())
@@ -30,62 +27,15 @@ needs_deepspeed = pytest.mark.skipif(
 
 
 def wrong(row: dict[str, Any]) -> list[str]:
-    """The phases of a row's first and last rank that are not predicted to the byte, but for the
-    peaks that `residue` allows."""
+    """The phases of a row's first and last rank that are not predicted to the byte."""
     scenario = parse(row["text"].encode(), where="row.toml")
     ranks = SimBackend().run(scenario, options=RunOptions(all_ranks=True)).ranks
-    most = residue(scenario)
     return [
         f"{which}, {phase}: {row['text']}"
         for which, rank in (("first_rank", ranks[0]), ("last_rank", ranks[-1]))
         for phase in ("construction", "first", "steady")
-        if not agrees(measured.figures(rank.phases[phase]), row[which][phase], most=most)
+        if measured.figures(rank.phases[phase]) != row[which][phase]
     ]
-
-
-def agrees(predicted: dict[str, Any], seen: dict[str, Any], *, most: int) -> bool:
-    """True where all figures are equal, or all but peaks that are at most `most` bytes too low."""
-    (start, peak, end), parts = predicted["levels"], predicted["parts"]
-    low = [seen["levels"][1] - peak]
-    low += [theirs[2] - ours[2] for ours, theirs in zip(parts, seen["parts"], strict=True)]
-    return (
-        predicted["collectives"] == seen["collectives"]
-        and [start, end] == seen["levels"][::2]
-        and [part[:2] for part in parts] == [part[:2] for part in seen["parts"]]
-        and all(0 <= difference <= most for difference in low)
-    )
-
-
-def residue(scenario: Scenario) -> int:
-    """Bytes by which a peak may be higher than predicted: those of the largest flat buffer where a
-    module waits for several gathers at once.
-
-    DeepSpeed waits in the order of a Python set of parameters, which is that of their addresses.
-    """
-    most = 0
-    steady = plan(scenario, device="cpu").of_rank(0).steady
-    for op, after in pairwise([op for op in steady if op.kind != "free"]):
-        both = [o for o in (op, after) if o.unit.startswith("gather.") and o.kind == "copy"]
-        if len(both) == 2:
-            sizes = [e.nbytes for o in both for e in o.memory if isinstance(e, Alloc)]
-            most = max(most, 2 * sum(sizes))
-    return most
-
-
-def test_few_rows_need_the_residue() -> None:
-    """The order of waits is DeepSpeed's own in all but a few records."""
-    unequal = [row for row in RECORD["rows"] if "deepspeed3" in row["text"] and not equal(row)]
-    assert len(unequal) <= 4
-
-
-def equal(row: dict[str, Any]) -> bool:
-    scenario = parse(row["text"].encode(), where="row.toml")
-    ranks = SimBackend().run(scenario, options=RunOptions(all_ranks=True)).ranks
-    return all(
-        measured.figures(rank.phases[phase]) == row[which][phase]
-        for which, rank in (("first_rank", ranks[0]), ("last_rank", ranks[-1]))
-        for phase in ("construction", "first", "steady")
-    )
 
 
 def test_the_record_is_of_the_version_that_is_modelled() -> None:
