@@ -6,7 +6,7 @@ Each candidate is planned and simulated; the recommendation is read off their fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 
 from zsim.analysis.advice import REMEDY, Way, together, ways_of
@@ -92,14 +92,17 @@ def ways(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     yield from ((name, case) for name, case in cases(scenario) if not refusals.problems(case))
 
 
-def cases(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """The candidates by name, also those that a scenario file would be refused for."""
+def cases(
+    scenario: Scenario, *, ladder: Sequence[str] = LADDER
+) -> Iterator[tuple[str, Scenario]]:
+    """The candidates by name, also those that a scenario file would be refused for, under the
+    strategies of `ladder`."""
     own = scenario.checkpointing
     forms = {NO_CHECKPOINTING: "", own: f", checkpointing as asked for ({_words(own)})"}
     if can_checkpoint(scenario):
         forms[Checkpointing(mode="full")] = ", checkpointing"
     forms[NO_CHECKPOINTING] = ""
-    for name, other in _stages(scenario):
+    for name, other in _stages(scenario, ladder):
         yield from (
             (name + suffix, other.with_parts(checkpointing=form)) for form, suffix in forms.items()
         )
@@ -120,14 +123,14 @@ def _words(asked: Checkpointing) -> str:
     )
 
 
-def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+def _stages(scenario: Scenario, ladder: Sequence[str]) -> Iterator[tuple[str, Scenario]]:
     """The strategies of the ladder, each on the meshes that it can have, and the scenario's own
     before the first of its stage there."""
     own = STRATEGIES[scenario.strategy]
     seen = set[tuple[str, Mesh | None]]()
-    for strategy in LADDER:
+    for strategy in ladder:
         kind = STRATEGIES[strategy]
-        beside = kind.formula.stage == own.formula.stage and scenario.strategy not in LADDER
+        beside = kind.formula.stage == own.formula.stage and scenario.strategy not in ladder
         for mesh, groups in _meshes(scenario, strategy):
             has_mesh = mesh is None or len(own.axes) > 1
             for name in (scenario.strategy, strategy) if beside and has_mesh else (strategy,):
@@ -207,13 +210,13 @@ def recommend(candidates: tuple[Candidate, ...]) -> tuple[Candidate | None, str]
         most_ns = fastest.step_time_ns * MUCH_FASTER
         chosen = next(candidate for candidate in able if candidate.step_time_ns <= most_ns)
         refused = [candidate for candidate in candidates if candidate.memory.verdict == "OOM"]
-        reasons = [f"{len(able)} of {len(candidates)} "
-                 f"{_ABLE[_trouble(chosen.memory)] if verdict == 'TIGHT' else 'fit'}"]
-        reasons.append(_times(chosen, fastest))
+        able_to = _ABLE[_trouble(chosen.memory)] if verdict == "TIGHT" else "fit"
+        reason = _times(chosen, fastest, f"{len(able)} (of {len(candidates)}) that {able_to}")
         if refused:
             least = min(refused, key=lambda candidate: candidate.memory.needed.nbytes)
-            reasons.append(f"{least.name} would need {format_bytes(least.memory.needed.nbytes)}")
-        return chosen, "; ".join(reasons)
+            room = format_bytes(least.memory.needed.nbytes)
+            reason += f"; of those that do not fit {least.name} needs least, {room}"
+        return chosen, reason
     smallest = min(candidates, key=lambda candidate: candidate.memory.needed.nbytes)
     needed, there = smallest.memory.needed.nbytes, smallest.memory.capacity.nbytes
     short = (
@@ -230,17 +233,17 @@ _ABLE = (
 )
 
 
-def _times(chosen: Candidate, fastest: Candidate) -> str:
-    """Step times of the chosen candidate and of the fastest, and the reason where these differ."""
+def _times(chosen: Candidate, fastest: Candidate, able: str) -> str:
+    """Step times of the chosen candidate and of the fastest of those `able` to run, and the reason
+    where these differ."""
     taken, pressed = f"{format_time(chosen.step_time_ns)} a step", chosen.memory.pressure
     if pressed is not None and pressed.runs is not None and pressed.runs.sentence:
         taken += f", {pressed.runs.sentence}"
     if chosen is fastest:
-        return f"the fastest, with {taken}"
-    gain = f"to gain less than {100 * (MUCH_FASTER - 1):.0f} %"
+        return f"the fastest of {able}, {taken}"
     return (
-        f"{taken}; {fastest.name}, with {format_time(fastest.step_time_ns)}, shards or recomputes "
-        f"more {gain}"
+        f"one of {able}, {taken}; {fastest.name} is less than {100 * (MUCH_FASTER - 1):.0f} % "
+        f"faster ({format_time(fastest.step_time_ns)}) and shards or recomputes more"
     )
 
 

@@ -113,29 +113,29 @@ def lines(fit: Fit) -> Iterator[str]:
         f"{batch.sequence_length}, accumulation = {batch.accumulation}"
     )
     yield f"   cluster  {scenario.cluster.name}, {counted(scenario.cluster.num_ranks, 'rank')}"
-    width = max((len(candidate.name) for candidate in fit.candidates), default=0)
     if fit.candidates:
-        yield f"   {'':{width}} {'':5} {'needs':>10} {'step':>10} {'band':>9} {'token/s':>7}"
+        yield f"   {'':5} {'needs':>10} {'step':>10} {'band':>9} {'tokens/s':>8}"
     for candidate in fit.candidates:
         mark = "->" if candidate is fit.recommended else "  "
         answer, step_ns = candidate.memory, candidate.step_time_ns
         needed, step = format_bytes(answer.needed.nbytes), format_time(step_ns)
         low, high = (100 * ns / max(1, step_ns) - 100 for ns in candidate.step_time_band_ns)
         tokens = metrics.tokens(candidate.scenario) * 10**9 / max(1, step_ns)
-        yield (
-            f"{mark} {candidate.name:{width}} {answer.verdict:5} {needed:>10} {step:>10} "
-            f"{f'{low:.0f}/{high:+.0f} %':>9} {tokens:>7,.0f}"
+        figures = (
+            f"{mark} {answer.verdict:5} {needed:>10} {step:>10} {f'{low:.0f}/{high:+.0f} %':>9} "
+            f"{tokens:>8,.0f}  "
         )
+        yield f"{figures}{candidate.name}"
         host = str(answer.host) if answer.host_is_short else ""
         instead = f"with {', '.join(candidate.instead)}" if candidate.instead else ""
         told = (host, answer.running, instead, without(candidate.dropped)[2:])
         if notes := "; ".join(filter(None, told)):
-            yield f"      {notes}"
+            yield f"{'':{len(figures)}}{notes}"
     if fit.candidates:
-        yield f"   token/s are of one rank; {SURER}"
+        yield f"   tokens/s are of one rank; {SURER}"
     for name, reason in fit.refused:
         yield f"   {name} cannot be: {reason}"
-    yield f"{fit.recommended.name if fit.recommended else 'nothing'}: {fit.reason}"
+    yield f"Recommended: {fit.recommended.name}, {fit.reason}" if fit.recommended else fit.reason
 
 
 def without(dropped: Sequence[str]) -> str:

@@ -151,6 +151,13 @@ def line_width() -> int:
     return get_terminal_size().columns if told or sys.stdout.isatty() else 0
 
 
+def say_table(text: str, *, most: int = 0) -> None:
+    """The lines of a table, each of which goes on below its last column, which blanks set apart."""
+    for line in text.splitlines():
+        column = line.rfind("  ") + 2
+        say_wrapped(line, hanging=column if 6 < column < line_width() - 20 else 6, most=most)
+
+
 def say_wrapped(text: str, *, hanging: int = 6, most: int = 0) -> None:
     """`text` in lines as wide as the terminal, and at most `most` columns; those after the first
     are indented by `hanging`. No name is cut."""

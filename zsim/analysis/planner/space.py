@@ -18,8 +18,10 @@ from zsim.io.units import counted
 from zsim.scenario import refusals
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.tables import in_line
-from zsim.strategies import STRATEGIES
+from zsim.strategies import LADDER, STRATEGIES
 
+STRATEGY = "strategy.name"
+"""The key that, where it varies, takes the place of the strategies that `zsim fit` compares."""
 MAX_SIZES = 256
 """Most combinations of nodes, micro-batch and other keys; each has some 18 strategies."""
 
@@ -31,13 +33,15 @@ UP_TO = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """Numbers of nodes, micro-batches, and the global batch in sequences, which accumulation fills.
-    `vary`: values of other keys of the scenario, by dotted key.
+    `vary`: values of other keys of the scenario, by dotted key. `asked`: the user named the global
+    batch.
     """
 
     nodes: tuple[int, ...]
     micro_batches: tuple[int, ...]
     global_batch: int
     vary: Axes = field(default_factory=lambda: Axes({}))
+    asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,8 @@ def space_of(
     most = max(1, whole // scenario.world_size)
     powers = {2**n for n in range(most.bit_length()) if 2**n <= most}
     chosen = Space(
-        vary=varied, nodes=tuple(sorted(set(nodes or (own,)))), global_batch=whole,
+        asked=global_batch is not None, vary=varied, nodes=tuple(sorted(set(nodes or (own,)))),
+        global_batch=whole,
         micro_batches=tuple(sorted(set(micro_batches or (powers | {batch.micro_batch})))),
     )
     pairs = len(chosen.nodes) * len(chosen.micro_batches) * varied.num_points
@@ -113,7 +118,9 @@ def cases(scenario: Scenario, space: Space) -> Iterator[PlanCase | Refused]:
     for nodes, micro_batch, values in product(
         space.nodes, space.micro_batches, [*space.vary.points()]
     ):
-        told = "".join(f", {key} = {in_line(value)}" for key, value in values.items())
+        varied = {key: f", {key} = {in_line(value)}" for key, value in values.items()}
+        told = "".join(varied.values())
+        options = "".join(text for key, text in varied.items() if key != STRATEGY)
         size = f"{counted(nodes, 'node')}, micro_batch = {micro_batch}{told}"
         try:
             changed = scenario.with_(**changes_of(values))
@@ -124,9 +131,10 @@ def cases(scenario: Scenario, space: Space) -> Iterator[PlanCase | Refused]:
         if isinstance(sized, str):
             yield Refused(size, sized)
             continue
-        for name, case in fit.cases(sized):
+        named = STRATEGY in values
+        for name, case in fit.cases(sized, ladder=(sized.strategy,) if named else LADDER):
             problems = refusals.problems(case)
-            able = PlanCase(name + told, case)
+            able = PlanCase(name + (options if named else told), case)
             yield Refused(able.name, problems[0]) if problems else able
 
 

@@ -135,10 +135,11 @@ class Plan:
 def _lines(plan: Plan) -> Iterator[str]:
     request, space, batch = plan.request, plan.space, plan.scenario.batch
     own = batch.micro_batch * batch.accumulation * plan.scenario.world_size
-    chosen = "" if space.global_batch == own else f", not {own:,}; --global-batch sets them"
+    other = f", where the scenario has {own:,}; --global-batch sets them"
     yield (
         f"{plan.scenario.name}: {request.goal} way to train {plan.scenario.model.name}, "
-        f"{space.global_batch:,} sequences a step{chosen}"
+        f"{space.global_batch:,} sequences a step"
+        f"{'' if space.global_batch == own or space.asked else other}"
     )
     front, days = plan.front, f" {'days':>7}" if request.tokens else ""
     shown = _shown(plan, front)

@@ -51,8 +51,11 @@ def load(path: str | Path, *, batch: Batch | None = None) -> TracedModel:
             data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # a path may hold what no path can
         problem = error.strerror if isinstance(error, OSError) else "a path that cannot be one"
+        missing = isinstance(error, FileNotFoundError)
         raise TracedModelError(
-            where=repr(str(path)[:200]), expected="a traced model", found=str(problem)
+            where=repr(str(path)[:200]), expected="a traced model",
+            found="no such file" if missing else str(problem),
+            remedy="`zsim trace mymodel:MyModel` makes one" if missing else "",
         ) from None
     return parse(data, where=str(path), batch=batch)
 

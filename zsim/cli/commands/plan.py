@@ -27,8 +27,7 @@ def planned(options: argparse.Namespace) -> int:
     if options.json:
         terminal.write_json(plan.to_dict())
     else:
-        for line in str(plan).splitlines():
-            terminal.say_wrapped(line, most=100)
+        terminal.say_table(str(plan), most=100)
         for name, reason in plan.reasons if options.all else ():
             terminal.say_wrapped(f"   {name}: {reason}", most=100)
     if out and plan.recommended:

@@ -13,7 +13,7 @@ from typing import Any
 
 from zsim.analysis.advice import Effect
 from zsim.analysis.fit_table import SURER, Fit, without
-from zsim.cli.terminal import bar, say, say_wrapped, write_json
+from zsim.cli.terminal import bar, say, say_table, say_wrapped, write_json
 from zsim.cluster.host import HostMemory
 from zsim.io.units import format_bytes, format_time, rounded_sizes
 from zsim.ir.program import RankProgram
@@ -205,8 +205,7 @@ def print_fit(fit: Fit, *, as_json: bool) -> None:
     if as_json:
         write_json(fit.to_dict())
         return
-    for line in str(fit).splitlines():
-        _say_wrapped(line, hanging=6)
+    say_table(str(fit), most=COLUMNS)
 
 
 def _between(step_ns: int, band_ns: tuple[int, int]) -> str:

@@ -184,6 +184,15 @@ def test_other_keys_vary_too(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert any('offload.optimizer = "nvme"' in name for name in names)
 
 
+def test_named_strategies_take_the_place_of_those_of_fit() -> None:
+    names = ["fsdp1", "deepspeed2", "deepspeed3"]
+    compared = zsim.plan_for(SMALL, micro_batches=[1], vary={"strategy.name": names})
+    assert {option.scenario.strategy for option in compared.options} == set(names)
+    assert {option.way.partition(",")[0] for option in compared.options} == set(names)
+    assert compared.recommended in compared.options
+    assert compared.recommended not in compared.alike
+
+
 def test_a_budget_leaves_out_what_costs_more() -> None:
     asked = {"nodes": [1, 2], "micro_batches": [1], "global_batch": 32, "tokens": 1e9, "price": 2.0}
     free = zsim.plan_for(SMALL, **asked)
