@@ -136,7 +136,7 @@ def device_memory(scenario: Scenario, record: RunRecord) -> DeviceMemory | None:
 
 
 def released_ns(case: Planned, verdict: MemoryVerdict) -> int:
-    """Nanoseconds by which giving cached memory back makes a steady step longer than it were on
+    """Nanoseconds by which flushing cached memory makes a steady step longer than it were on
     the same device with room for all."""
     if not verdict.releases_per_step:
         return 0

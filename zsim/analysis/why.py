@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,20 @@ Reason = Literal[
     "a shared link",
     "longer than the compute over it",
 ]
+LAYER = re.compile(r"\.(\d+)\b")
+"""The number of a layer in an fqn."""
 SHARED: Reason = "a shared link"
 LONGER: Reason = "longer than the compute over it"
+WORDS: dict[str, str] = {
+    "a dependency": "behind an op that it depends on",
+    "the host": "behind the host, which issues it",
+    "its communicator's queue": "queued behind another collective on the same communicator",
+    "its stream": "queued behind another op on its stream",
+    "another rank": "behind another rank",
+    "a shared link": "slowed by another collective on its links",
+    "longer than the compute over it": "longer than the compute that could hide it",
+}
+"""Reasons in the sum of a step, as its report words them."""
 Waited = Literal["", "the host", "another rank"]
 MOST = 12
 T = TypeVar("T")
@@ -185,8 +198,7 @@ def why_lines(why: Why) -> Iterator[str]:
         f"{percent(why.exposed_ns / max(1, why.step_ns))}"
     )
     for reason, ns in why.by_reason.items():
-        held = "" if reason == LONGER else "held back by "
-        yield f"  {format_time(ns):>10}  {held}{reason}"
+        yield f"  {format_time(ns):>10}  {WORDS[reason]}"
     if why.at_ends_ns:
         where = (
             (why.before_ns, "before the first of forward"),
@@ -202,14 +214,29 @@ def why_lines(why: Why) -> Iterator[str]:
     yield f"critical path, {ops}, most of it in:"
     for waited, ns in _waited(why.critical_path):
         yield f"    waiting for {waited:<31} {format_time(ns):>10}"
-    longest = _together(why.critical_path, _link_ns, lambda link: (name(link.op), link.then))[
-        :MOST
-    ]
+    longest = _together(why.critical_path, _link_ns, _of_link)[:MOST]
     for alike in sorted(longest, key=lambda alike: alike[0].start_ns):
         yield (
-            f"    {name(alike[0].op):<32} "
-            f"{format_time(sum(map(_link_ns, alike))):>10}{_times(alike)}  {alike[0].then}"
+            f"    {_layers([name(link.op) for link in alike]):<32} "
+            f"{format_time(sum(map(_link_ns, alike))):>10}{_times(alike)}  "
+            f"{_layers([link.then for link in alike])}"
         )
+
+
+def _of_link(link: CriticalOp) -> object:
+    """Key of ops that differ in their layer alone."""
+    return LAYER.sub(".*", name(link.op)), LAYER.sub(".*", link.then)
+
+
+def _layers(texts: Sequence[str]) -> str:
+    """The first of `texts`, which differ in the number of a layer, with the range of its numbers:
+    "backward blocks.21-30"."""
+    numbers = {int(match[1]) for text in texts if (match := LAYER.search(text))}
+    low, high = (min(numbers), max(numbers)) if numbers else (0, 0)
+    if low == high:
+        return texts[0]
+    apart = "-" if high - low + 1 == len(numbers) else " to "
+    return LAYER.sub(f".{low}{apart}{high}", texts[0], count=1)
 
 
 def percent(share: float) -> str:

@@ -318,7 +318,7 @@ def parser() -> arguments.Parser:
              "GPUs, the node that they are sold in)",
     )
     calibrate.add_argument(
-        "--out", metavar="FILE.toml", type=arguments.path,
+        "-o", "--out", metavar="FILE.toml", type=arguments.path,
         help="write the cluster with the fitted constants",
     )
     arguments.json_option(calibrate)

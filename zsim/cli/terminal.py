@@ -152,7 +152,7 @@ def line_width() -> int:
 
 
 def say_table(text: str, *, most: int = 0) -> None:
-    """The lines of a table, each of which goes on below its last column, which blanks set apart."""
+    """The lines of a table; a long one goes on below its last column, after two blanks."""
     for line in text.splitlines():
         column = line.rfind("  ") + 2
         say_wrapped(line, hanging=column if 6 < column < line_width() - 20 else 6, most=most)

@@ -121,7 +121,7 @@ class MemoryVerdict:
 
     @property
     def running(self) -> str:
-        """Text on the cache releases of a TIGHT step, such as "giving cached memory back twice a
+        """Text on the cache releases of a TIGHT step, such as "flushing cached memory twice a
         steady step"; "" for any other."""
         if self.on_device != "TIGHT" or self.margin_bytes >= 0:
             return ""

@@ -27,7 +27,7 @@ class Releases:
 
     @property
     def sentence(self) -> str:
-        """Part of a sentence: "giving cached memory back twice a steady step"; "" where none is
+        """Part of a sentence: "flushing cached memory twice a steady step"; "" where none is
         given back."""
         if not self.steady and not self.first:
             return ""
@@ -35,7 +35,7 @@ class Releases:
             (self.steady, "a steady step") if self.steady else (self.first, "in the first step")
         )
         return (
-            f"giving cached memory back {({1: 'once', 2: 'twice'}).get(times, f'{times} times')} "
+            f"flushing cached memory {({1: 'once', 2: 'twice'}).get(times, f'{times} times')} "
             f"{when}"
         )
 

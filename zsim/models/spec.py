@@ -247,7 +247,7 @@ class ModelSpec:
 
     @property
     def unused(self) -> frozenset[str]:
-        """The fqns of the units that forward passes by."""
+        """The fqns of the units that forward skips."""
         idle = frozenset([unit.fqn for unit in self.units]).difference(
             self.wrapped_by.values(), [ROOT]
         )

@@ -153,7 +153,7 @@ def _units(model: ModelSpec, owned: Iterable[_Owned]) -> tuple[ParamGroup, ...]:
 
 
 def _with_idle(model: ModelSpec, modules: tuple[Module, ...]) -> tuple[Module, ...]:
-    """`modules` with the blocks that forward passes by where they would run: operators that do no
+    """`modules` with the blocks that forward skips where they would run: operators that do no
     more than own their parameters."""
     for fqn in model.idle:
         names = model.parameters_of(fqn)

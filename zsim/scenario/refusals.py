@@ -187,7 +187,7 @@ def _traced(parts: Any) -> Iterator[str]:
 
 
 def _model(parts: Any) -> Iterator[str]:
-    """Models that the strategy cannot train, such as one with a block that forward passes by."""
+    """Models that the strategy cannot train, such as one with a block that forward skips."""
     yield from strategies.problems(
         parts.strategy, parts.options, model=parts.model, checkpointing=parts.checkpointing,
         precision=parts.precision, batch=parts.batch, sync=parts.sync,

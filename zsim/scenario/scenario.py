@@ -356,7 +356,7 @@ def load(path: str | PathLike[str]) -> Scenario:
     try:
         if not file.is_file():
             remedy = "`zsim list scenarios` shows those there are, and `zsim new` makes one"
-            raise ScenarioError((f"{file}: no such file, or not a plain one; {remedy}",))
+            raise ScenarioError((f"{file}: file not found, or not a regular one; {remedy}",))
         with file.open("rb") as stream:
             data = stream.read(limits.MAX_BYTES + 1)
     except OSError as error:

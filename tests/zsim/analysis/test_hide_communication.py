@@ -92,6 +92,10 @@ def llama() -> tuple[Scenario, Hiding]:
     return asked, hiding(planned(asked))
 
 
+def speed(change: Change) -> str:
+    return f"{1e9 / change.ns_per_token:,.0f} tokens/s per rank"
+
+
 def of(proposals: Hiding, word: str) -> Change:
     """The change of the kind that its words begin with."""
     return next(change for change in proposals.changes if change.label.startswith(word))
@@ -171,8 +175,8 @@ def test_where_only_single_blocks_can_be_units_none_of_several_is_proposed() -> 
     eager = asked.with_parts(options=replace(asked.options, forward_prefetch=True))
     assert simulated(eager)[0] > 0.995 * proposals.now.ns_per_token
     lines = advised(asked, proposals)
-    assert [line for line in lines if "nothing is gained" in line] == [
-        "    nothing is gained by gathering earlier"
+    assert [line for line in lines if "no gain from" in line] == [
+        "    no gain from: gathering earlier"
     ]
     text = """
 model.preset = "llama-3.2-1b"
@@ -370,16 +374,13 @@ def test_where_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no_batc
         "forward, 10.347 ms after the last of a backward"
     ) in lines
     assert lines[-5:] == [
-        "what compute can hide is hidden: 0.3 % of the step is exposed besides 3.0 % at its ends, "
-        "which no lookahead hides and a larger micro-batch only spreads over more tokens",
-        f"what would make the ends shorter ({proposals.now.ns_per_token:,.0f} ns for each token "
-        "now):",
-        f"    {apart.label:<48} leaves {apart.inside:.1%} exposed and {apart.at_ends:.1%} at the "
-        f"ends, ".replace("%", " %")
-        + f"{apart.ns_per_token:,.0f} ns for each token",
-        f"    {links.label:<48} leaves 0.0 % exposed and 0.8 % at the ends, "
-        f"{links.ns_per_token:,.0f} ns for each token",
-        "    nothing is gained by other units",
+        "fully overlapped: 0.3 % of the step is exposed, plus 3.0 % at its ends, which cannot "
+        "overlap; a larger micro-batch spreads these over more tokens",
+        f"what would make the ends shorter (now {speed(proposals.now)}):",
+        f"    {apart.label:<34}  {apart.inside:.1%} exposed + {apart.at_ends:.1%} at the "
+        f"ends; ".replace("%", " %") + speed(apart),
+        f"    {links.label:<34}  0.0 % exposed + 0.8 % at the ends; {speed(links)}",
+        "    no gain from: other units",
     ]
 
 

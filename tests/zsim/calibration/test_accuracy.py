@@ -392,7 +392,7 @@ def test_every_file_of_a_folder_is_read_or_skipped_by_name(tmp_path: Path) -> No
         "wide.csv": "no measurements: a table has columns that begin with measured.",
         "binary.csv": "no measurements: ", "empty.csv": "an empty file",
         "blank.csv": "an empty file", "other.json": "not a whole run of nccl-tests",
-        "run.json": "a saved Run", "words.md": "no file of measurements",
+        "run.json": "a saved Run", "words.md": "not a measurement file",
         "unnamed.log": "no collective named: `--collective` says it",
     }.items():
         assert reasons[name].startswith(reason)

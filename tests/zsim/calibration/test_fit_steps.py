@@ -417,7 +417,7 @@ def test_percentiles_are_the_same_everywhere_and_rows_of_the_preset_alone_are_na
     groups = [line for line in out.read_text().splitlines() if line.startswith("#   ring ")]
     assert len(groups) == 3
     assert all(
-        "by the preset alone, whose source is: NCCL's mechanisms" in line for line in groups
+        "not fitted, the preset's value, from: NCCL's mechanisms" in line for line in groups
     )
 
 

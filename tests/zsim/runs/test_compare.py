@@ -84,8 +84,8 @@ def test_a_run_agrees_with_itself_in_every_check():
         "exact    1,000 B on rank 0, exact on all 2 observed (backward blocks.1)"
     )
     assert named(checks, "numerics").detail == (
-        "parameters after 2 steps: 3e-07 of their way apart from the reference, at most 0.001 "
-        "allowed"
+        "parameters after 2 steps: 3e-07 of the distance trained apart from the reference, at "
+        "most 0.001 allowed"
         "; gradients 0 of their size, at most 1e-05"
     )
     assert holds(checks)
@@ -159,8 +159,8 @@ def test_a_backend_that_cannot_see_memory_says_unsupported():
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"largest_relative_difference": 0.5}, "0.5 of their way apart"),
-    ({"largest_relative_difference": float("nan")}, "nan of their way apart"),
+    ({"largest_relative_difference": 0.5}, "0.5 of the distance trained apart"),
+    ({"largest_relative_difference": float("nan")}, "nan of the distance trained apart"),
     ({"largest_gradient_difference": 0.5}, "gradients 0.5 of their size"),
     ({"largest_gradient_difference": float("nan")}, "gradients nan of their size"),
     ({"largest_relative_difference": 0.5, "furthest_parameter": "head.bias"},

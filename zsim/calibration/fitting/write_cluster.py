@@ -146,7 +146,7 @@ class GroupErrors:
     @property
     def by_preset(self) -> str:
         """Note on rows that the preset alone predicts: it may have been fitted to them itself."""
-        return f", by the preset alone, whose source is: {self.before}" if self.before else ""
+        return f", not fitted, the preset's value, from: {self.before}" if self.before else ""
 
 
 def step_errors(fitted: Fitted | None) -> list[GroupErrors]:

@@ -117,7 +117,7 @@ def _say_wrapped(text: str, *, hanging: int) -> None:
 def verdict_words(answer: MemoryVerdict, released_ns: int = 0) -> str:
     """Needed bytes against the device's capacity, with band and margin, as a phrase.
 
-    Without a margin it tells how the allocator runs the step, and that giving cached memory back
+    Without a margin it tells how the allocator runs the step, and that flushing cached memory
     takes `released_ns` of it.
     """
     needed, capacity = answer.needed, answer.capacity
@@ -197,7 +197,7 @@ def finding(effect: Effect) -> str:
     saved = " and ".join(
         f"{format_bytes(nbytes)} in {part}" for part, nbytes in effect.saved_by_part.items()
     )
-    return f"changes nothing: the peak is elsewhere{f', it saves {saved}' if saved else ''}"
+    return f"no effect on the peak{f', it saves {saved}' if saved else ''}"
 
 
 def print_fit(fit: Fit, *, as_json: bool) -> None:

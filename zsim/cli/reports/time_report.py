@@ -116,7 +116,7 @@ def show(planned: Planned) -> None:
             case.timeline.ranks[case.timeline.representatives[reasons.rank]],
         ),
     ):
-        terminal.say(line)
+        terminal.say_table(line)
 
 
 def hosted_ns(ops: Sequence[Op], costs: Costs, times: Times) -> int:
@@ -133,20 +133,17 @@ def lines(
     reasons: Why, helps: Hiding, *, step: Whole, synchronous: bool = False, hosted_ns: int = 0
 ) -> Iterator[str]:
     """Lines of the report; `hosted_ns`: nanoseconds of kernels on the host."""
-    waits = format_time(reasons.host_bound_ns)
+    waits = reasons.host_bound_ns
+    host = f"waits {format_time(waits)} for the host" if waits else "never waits for the host"
     took = run_report.step_words(step.step_ns, step.band_ns, step.calibration)
-    yield (
-        f"step of {took} on rank {reasons.rank}; compute is idle until the host issues it for "
-        f"{waits}"
-    )
+    yield f"step of {took} on rank {reasons.rank}; compute {host}"
     if step.interference_ns:
         yield (
-            f"  {format_time(step.interference_ns)} of the step because collectives slow down the "
-            f"kernels beside them"
+            f"  +{format_time(step.interference_ns)}: kernels slowed by collectives beside them"
         )
     if step.sharing_ns:
         work = "collectives, and the host's work," if hosted_ns else "collectives"
-        yield f"  {format_time(step.sharing_ns)} of the step because {work} share links"
+        yield f"  +{format_time(step.sharing_ns)}: {work} share links"
     if synchronous:
         yield (
             "  one thing after another: on a CPU FSDP waits for each collective where it calls "
@@ -171,19 +168,16 @@ def _proposals(helps: Hiding) -> Iterator[str]:
 
     Where only the ends of the step are exposed: changes that would shorten them.
     """
-    now, tokens = helps.now, f"({helps.now.ns_per_token:,.0f} ns for each token now)"
+    now, tokens = helps.now, f"(now {_tokens_per_s(helps.now)})"
     if now.hides_all:
         yield f"communication is hidden: less than {100 * HIDDEN:.0f} % of the step is exposed"
         return
     heading = "what would hide it"
     if now.hides:
-        ends = (
-            f"{percent(now.at_ends)} at its ends, which no lookahead hides and a larger "
-            f"micro-batch only spreads over more tokens"
-        )
         yield (
-            f"what compute can hide is hidden: {percent(now.inside)} of the step is exposed "
-            f"besides {ends}"
+            f"fully overlapped: {percent(now.inside)} of the step is exposed, plus "
+            f"{percent(now.at_ends)} at its ends, which cannot overlap; a larger micro-batch "
+            f"spreads these over more tokens"
         )
         heading = "what would make the ends shorter"
     if helps.untried:
@@ -193,17 +187,19 @@ def _proposals(helps: Hiding) -> Iterator[str]:
     for change in helps.changes:
         memory = f"; {change.memory_words}" if change.memory_words else ""
         yield (
-            f"    {change.label:<48} {_verdict(change, now)}, {change.ns_per_token:,.0f} ns for "
-            f"each token{memory}"
+            f"    {change.label:<34}  {_verdict(change, now)}; {_tokens_per_s(change)}{memory}"
         )
     if helps.useless:
-        yield f"    nothing is gained by {' or '.join(helps.useless)}"
+        yield f"    no gain from: {', '.join(helps.useless)}"
 
 
 def _verdict(change: Change, now: Change) -> str:
-    ends = f" and {percent(change.at_ends)} at the ends" if change.at_ends else ""
+    ends = f" + {percent(change.at_ends)} at the ends" if change.at_ends else ""
     hides = change.hides_all if now.hides else change.hides
     return (
-        f"{'hides it: ' if hides and not now.hides else ''}leaves {percent(change.inside)} "
-        f"exposed{ends}"
+        f"{'hides it: ' if hides and not now.hides else ''}{percent(change.inside)} exposed{ends}"
     )
+
+
+def _tokens_per_s(change: Change) -> str:
+    return f"{1e9 / max(change.ns_per_token, 1e-9):,.0f} tokens/s per rank"

@@ -68,8 +68,8 @@ def _problem(path: str, key: str, expected: str, value: object) -> str:
 def _read(file: Path, path: str) -> Mapping[str, Any]:
     try:
         if not file.is_file():
-            raise ScenarioError((f"model.huggingface: {path[:200]}: no such file, or not a plain "
-                                 f"one",))
+            raise ScenarioError((f"model.huggingface: {path[:200]}: file not found, or not a "
+                                 f"regular one",))
         with file.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
         config = json.loads(data) if len(data) <= MAX_BYTES else None

@@ -105,8 +105,8 @@ def _parameters(told: list[Numerics]) -> Finding:
     """Parameters end up where the reference's do."""
     worst, bound = _worst(numbers.largest_relative_difference for numbers in told), _bound(told)
     text = (
-        f"parameters after {told[0].steps} steps: {worst:.2g} of their way apart from the "
-        f"reference, at most {bound:g} allowed"
+        f"parameters after {told[0].steps} steps: {worst:.2g} of the distance trained "
+        f"apart from the reference, at most {bound:g} allowed"
     )
     return Finding(worst <= bound, text)
 

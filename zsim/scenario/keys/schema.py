@@ -120,7 +120,7 @@ class ModelTable(Table):
                     "`order`.",
     )
     unused: Names = Field(
-        default=(), description="Blocks that own parameters and that forward passes by."
+        default=(), description="Blocks that own parameters and that forward skips."
     )
 
 

@@ -124,8 +124,8 @@ def parse(data: bytes, *, where: str, nodes: int = 1, ranks: int | None = None) 
 def _read(file: Path, path: str) -> bytes:
     try:
         if not file.is_file():
-            raise ScenarioError((f"cluster.file: {path}: no such file, or not a plain one; it is "
-                                 f"looked for beside the scenario",))
+            raise ScenarioError((f"cluster.file: {path}: file not found, or not a regular one; it "
+                                 f"is looked for beside the scenario",))
         with file.open("rb") as stream:
             return stream.read(limits.MAX_BYTES + 1)
     except (OSError, ValueError) as error:

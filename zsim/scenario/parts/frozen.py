@@ -1,5 +1,5 @@
 """The part of a model that is trained: parameters frozen by patterns over their names, and blocks
-that forward passes by.
+that forward skips.
 
 `frozen` are shell-style patterns (fnmatch) over fully qualified names; `unused` are fqns of blocks.
 LoRA is the first: everything frozen but a few small parameters.

@@ -148,7 +148,7 @@ def stepped(
     """The elements of each parameter that `rank` steps, in the optimizer's order: flat shards, or
     its part of each original one.
 
-    One that forward passes by while others of its flat parameter run is stepped by a gradient of
+    One that forward skips while others of its flat parameter run is stepped by a gradient of
     zeros.
     """
     trained = [flat for flat in flats.values() if flat.trained]

@@ -17,7 +17,7 @@ class Sharded:
     """One parameter as every rank holds it: `shard` padded elements of it, some of which may be
     padding.
 
-    One that is not `trained`, frozen or of a unit that forward passes by, gets no gradient.
+    One that is not `trained`, frozen or of a unit that forward skips, gets no gradient.
     """
 
     fqn: Final[str]

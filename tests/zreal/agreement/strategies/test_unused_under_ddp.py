@@ -1,4 +1,4 @@
-"""DDP with find_unused_parameters: blocks that forward passes by, trainable all the same, against
+"""DDP with find_unused_parameters: blocks that forward skips, trainable all the same, against
 torch on the fake group."""
 
 from __future__ import annotations
