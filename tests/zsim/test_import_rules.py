@@ -48,7 +48,7 @@ def test_a_forbidden_import_breaks_its_rule(
 ) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for package in ("zsim", "zreal"):
-        ignored = shutil.ignore_patterns("__pycache__", "presets")
+        ignored = shutil.ignore_patterns("__pycache__", "*.toml")
         shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
     seeded = tmp_path / file
     seeded.write_text(f"{seeded.read_text()}\n{line}\n")

@@ -8,13 +8,11 @@ strategy and no collective.
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
-from importlib.resources import files
 from typing import Any, Literal
 
 from zsim.cluster import nic_sharing
@@ -24,6 +22,7 @@ from zsim.cluster.host import Drives, Host
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.errors import ScenarioError
 from zsim.io.units import parse_power
+from zsim.presets import preset_names, preset_table
 
 Generation = Literal["volta", "ampere", "hopper", "blackwell"]
 Fabric = Literal["ib", "roce", "efa", "tcp", "unknown"]
@@ -336,14 +335,7 @@ class ClusterSpec:
 
 def clusters() -> tuple[str, ...]:
     """The names of all cluster presets, sorted."""
-    folder = files("zsim") / "presets" / "clusters"
-    return tuple(
-        sorted(
-            entry.name.removesuffix(".toml")
-            for entry in folder.iterdir()
-            if entry.name.endswith(".toml")
-        )
-    )
+    return preset_names("clusters")
 
 
 def load_cluster(name: str, *, nodes: int = 1, ranks: int | None = None) -> ClusterSpec:
@@ -417,4 +409,4 @@ def cluster_of(
 
 @cache
 def _preset(name: str) -> dict[str, Any]:
-    return tomllib.loads((files("zsim") / "presets" / "clusters" / f"{name}.toml").read_text())
+    return preset_table("clusters", name)

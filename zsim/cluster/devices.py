@@ -8,11 +8,9 @@ one generation to another without saying so. It knows no cluster and no model.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.resources import files
 from math import ceil
 from typing import Any, Literal
 
@@ -25,6 +23,7 @@ from zsim.io.units import (
     parse_rate,
     parse_time,
 )
+from zsim.presets import preset_names, preset_table
 
 Provenance = Literal[
     "vendor sheet", "published", "source code", "measured", "calibrated", "assumed"
@@ -192,22 +191,13 @@ OF_SOME = ("tf32", "float32_efficiency", "tf32_efficiency", "products_alone", "t
 
 def devices() -> tuple[str, ...]:
     """The names of all device presets, sorted."""
-    folder = files("zsim") / "presets" / "devices"
-    return tuple(
-        sorted(
-            entry.name.removesuffix(".toml")
-            for entry in folder.iterdir()
-            if entry.name.endswith(".toml")
-        )
-    )
+    return preset_names("devices")
 
 
 @cache
 def load_device(name: str) -> Device:
     """The device of a preset file."""
-    return device_of(
-        tomllib.loads((files("zsim") / "presets" / "devices" / f"{name}.toml").read_text())
-    )
+    return device_of(preset_table("devices", name))
 
 
 def device_of(table: Mapping[str, Any]) -> Device:

@@ -3,10 +3,8 @@ source, and how good they are."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from importlib.resources import files
 from math import ceil
 from statistics import median
 from typing import Any
@@ -16,6 +14,7 @@ from zsim.calibration.fitting import fit_warnings
 from zsim.calibration.fitting.fit_collectives import FittedCurves
 from zsim.calibration.fitting.fit_steps import MOVED, OF_ATTENTION, PRODUCTS, Fitted
 from zsim.errors import Caveat
+from zsim.presets import preset_table
 from zsim.scenario.parts.cluster_file import LEAST_WIDTH, MOST_WIDTH
 from zsim.scenario.tables import in_line
 
@@ -54,10 +53,8 @@ def text(
 
 def preset_tables(preset: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tables of the cluster `preset` and of its device, as their files have them."""
-    folder = files("zsim") / "presets"
-    cluster = tomllib.loads((folder / "clusters" / f"{preset}.toml").read_text())
-    device = tomllib.loads((folder / "devices" / f"{cluster['device']}.toml").read_text())
-    return cluster, device
+    cluster = preset_table("clusters", preset)
+    return cluster, preset_table("devices", cluster["device"])
 
 
 def head(fitted: Fitted | None, curves: FittedCurves | None, source: str) -> Iterator[str]:

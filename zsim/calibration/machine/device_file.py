@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from zsim.calibration.machine.device_fit import FittedConstant, FittedDevice
 from zsim.calibration.machine.fit import MachineError
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.cluster.devices import devices, is_called, load_device
+from zsim.presets import preset_table
 from zsim.runs.backend import Gpus
 from zsim.scenario.scenario import Scenario
 
@@ -72,8 +71,7 @@ def text(fitted: FittedDevice, base: Base, *, source: str, seconds: float) -> st
     measurement's.
     """
     whole, _ = write_cluster.preset_tables(base.cluster)
-    folder = files("zsim") / "presets" / "devices"
-    whole["device"] = tomllib.loads((folder / f"{base.device}.toml").read_text())
+    whole["device"] = preset_table("devices", base.device)
     whole.pop("power", None)  # constants are of the clocks that they were measured at
     whole["description"] = f"This machine: {source.partition(' on ')[2]}"
     for constant in fitted.constants:

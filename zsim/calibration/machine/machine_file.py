@@ -8,13 +8,12 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import tomllib
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from zsim.calibration.fitting.write_cluster import preset_tables
 from zsim.calibration.machine.attention_fit import KINDS
 from zsim.calibration.machine.fit import FittedMachine, constants
 from zsim.cluster.cluster import ClusterSpec
@@ -79,7 +78,7 @@ def beside_others(path: Path) -> Path:
 def text(fitted: FittedMachine, *, world_size: int, date: str, seconds: float) -> str:
     """The machine's cluster as TOML, each constant with its provenance, and how good they are."""
     about = f"{processor()}, torch {torch_version()}, {world_size} ranks, {date}"
-    cluster, device = _presets()
+    cluster, device = preset_tables(PRESET)
     values = constants(fitted)
     source = f"zsim calibrate --here on {about}"
     how = {
@@ -97,13 +96,6 @@ def text(fitted: FittedMachine, *, world_size: int, date: str, seconds: float) -
     cluster["description"] = f"This machine: {about}"
     cluster["device"] = device
     return "\n".join((*_head(fitted, about, seconds), *_sections(cluster), *_times(fitted))) + "\n"
-
-
-def _presets() -> tuple[dict[str, Any], dict[str, Any]]:
-    folder = files("zsim") / "presets"
-    cluster = tomllib.loads((folder / "clusters" / f"{PRESET}.toml").read_text())
-    device = tomllib.loads((folder / "devices" / f"{cluster['device']}.toml").read_text())
-    return cluster, device
 
 
 def _head(fitted: FittedMachine, about: str, seconds: float) -> Iterator[str]:

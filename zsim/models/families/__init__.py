@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from zsim.errors import ScenarioError
 from zsim.models.families import aliases, gpt, llama, mlp
 from zsim.models.spec import ModelSpec
+from zsim.presets import preset_names, preset_table
 
 Sizes = mlp.MlpSizes | gpt.GptSizes | llama.LlamaSizes
 
@@ -55,14 +54,7 @@ class Preset:
 
 def presets() -> tuple[str, ...]:
     """The names of all model presets, sorted."""
-    folder = files("zsim") / "presets" / "models"
-    return tuple(
-        sorted(
-            entry.name.removesuffix(".toml")
-            for entry in folder.iterdir()
-            if entry.name.endswith(".toml")
-        )
-    )
+    return preset_names("models")
 
 
 @cache
@@ -76,9 +68,7 @@ def preset(name: str) -> Preset:
         near = difflib.get_close_matches(name, presets(), n=1)
         hint = f", did you mean {near[0]}?" if near else "; `zsim list models` names them"
         raise ScenarioError((f'model.preset: unknown model "{name[:60]}"{hint}',))
-    table = tomllib.loads(
-        (files("zsim") / "presets" / "models" / f"{name}.toml").read_text(encoding="utf-8")
-    )
+    table = preset_table("models", name)
     family, source = table.pop("family"), table.pop("source")
     if "dims" in table:
         table["dims"] = tuple(table["dims"])
