@@ -19,7 +19,7 @@ STRATEGIES = {
     "ddp": 'name = "ddp"', "views": 'name = "ddp", gradient_as_bucket_view = true, sync = "last"',
     "zero_redundancy": 'name = "zero_redundancy"', "zero1": 'name = "zero1", form = "all_reduce"',
     "zero2": 'name = "zero2", sync = "last"', "zero3": 'name = "zero3", lookahead = 2',
-    "fsdp2": 'name = "fsdp2", forward_prefetch = 1',
+    "fsdp2": 'name = "fsdp2", forward_prefetch = 1, backward_prefetch = 2',
     "hsdp": 'name = "hsdp", dp_replicate = 2, dp_shard = 2, all_reduce = "last"',
 }
 
