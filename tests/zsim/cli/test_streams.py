@@ -35,11 +35,9 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("command", "code"), [
-    ("zsim run fails.toml --json | true", 1), ("zsim run nope.toml --json | true", 2),
-    ("zsim run nope.toml --json > /dev/full", 2), ("zsim run nope.toml --json >&-", 2),
+    ("zsim run fails.toml --json | true", 1), ("zsim run nope.toml --json > /dev/full", 2),
     ("zsim run nope.toml 2> /dev/full", 2), ("zsim list models >&-", 0),
     ("zsim list models | head -1", 0), ("zsim list models > /dev/full", 2),
-    ("zsim list models 2>&-", 0),
 ])
 def test_who_stops_reading_loses_text_and_not_the_exit_code(
     tmp_path: Path, command: str, code: int

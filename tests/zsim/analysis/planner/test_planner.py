@@ -226,17 +226,19 @@ def test_the_smallest_cluster_in_time_is_sought_without_a_list_of_sizes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """One command gives the answer of all sizes; its file expects nothing."""
-    days = 1.2 * zsim.plan_for(SMALL, nodes=[4], global_batch=64).recommended.days(1e12)[0]
+    asked = {"micro_batches": [1], "global_batch": 64}
+    days = 1.2 * zsim.plan_for(SMALL, nodes=[4], **asked).recommended.days(1e12)[0]
     path, out = tmp_path / "small.toml", tmp_path / "best.toml"
     path.write_text(SMALL.with_(expect={"peak_memory": "<= 1 GiB"}).to_toml())
-    asked = ["plan", str(path), "--global-batch", "64", "--goal", "smallest", "--tokens", "1e12",
-             "--days", f"{days:.3f}"]
-    assert main([*asked, "-o", str(out), "--all"]) == 0
+    assert main([
+        "plan", str(path), "--micro-batch", "1", "--global-batch", "64", "--goal", "smallest",
+        "--tokens", "1e12", "--days", f"{days:.3f}", "-o", str(out), "--all",
+    ]) == 0
     text = capsys.readouterr().out
     assert "more GPUs than" in text
     best = zsim.load(out)
     assert best.expect == ()
-    every = zsim.plan_for(SMALL, nodes=[1, 2, 4, 8], global_batch=64, tokens=1e12, days=days)
+    every = zsim.plan_for(SMALL, nodes=[1, 2, 4, 8], tokens=1e12, days=days, **asked)
     in_time = [each for each in every.front if each.days(1e12)[0] <= days]
     assert best.world_size == min(each.gpus for each in in_time)
 
@@ -248,7 +250,8 @@ def test_the_global_batch_is_one_that_all_nodes_divide() -> None:
 
 
 def test_what_is_too_slow_is_on_no_front() -> None:
-    fastest = zsim.plan_for(SMALL, nodes=[1, 2]).recommended
-    plan = zsim.plan_for(SMALL, nodes=[1, 2], tokens=1e12, days=1.05 * fastest.days(1e12)[0])
+    asked = {"nodes": [1, 2], "micro_batches": [1]}
+    fastest = zsim.plan_for(SMALL, **asked).recommended
+    plan = zsim.plan_for(SMALL, **asked, tokens=1e12, days=1.05 * fastest.days(1e12)[0])
     assert plan.front
     assert all(each.days(1e12)[0] <= plan.request.days for each in plan.front)
