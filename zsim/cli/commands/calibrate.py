@@ -20,7 +20,7 @@ from zsim.calibration.fitting.write_cluster import GroupErrors
 from zsim.cli.commands import calibrate_here
 from zsim.cli.commands.accuracy import by_reason
 from zsim.cli.inputs import UsageError
-from zsim.cli.terminal import progress, say, tell, warn, write_json
+from zsim.cli.terminal import progress, say, tell, warn, write_json, wrote
 from zsim.cluster.cluster import load_cluster
 from zsim.io import files
 
@@ -65,6 +65,8 @@ def calibrated(options: argparse.Namespace) -> int:
             preset, fitted, source=names, curves=curves, simulated=bool(material.simulated)
         )
         files.write(Path(options.out), text)
+        wrote(options.out, f'; scenarios beside it name it: cluster = {{ file = '
+                           f'"{Path(options.out).name}", nodes = 2 }}')
     if options.json:
         write_json(_as_json(fitted, curves, material))
     for line in () if options.json else _table(fitted, curves, material.skipped):
@@ -221,7 +223,7 @@ def _table(
         yield from _errors(fitted.errors, fitted.left_out, write_cluster.step_errors(fitted))
         yield from write_cluster.worth(fitted)
     if curves:
-        yield f"{'curve':<32} {'floor':>8} {'share':>8}  added up to, half of it at"
+        yield f"{'curve':<32} {'latency':>8} {'of link':>8}  extra time, half of it at"
         for curve in curves.curves:
             unit = "x" if curve.scope == "network" else "us"
             added = (
