@@ -16,11 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 
+from zsim.analysis.sweep import workers
 from zsim.analysis.sweep.point import Point, row_of
 from zsim.ir.ledger_replay import replay
 from zsim.runs.backend import RunOptions
@@ -67,11 +69,30 @@ def over_drives() -> float:
     return seconds(lambda: SimBackend().run(case, options=RunOptions()))
 
 
-def row_of_a_sweep(accumulation: int) -> Measure:
-    """Seconds of one row of a sweep: 32 layers, so many micro-batches, from tables to figures."""
+def row_of_a_sweep(key: str, values: Sequence[int]) -> Measure:
+    """Seconds of one row of a sweep of 32 layers, from tables to figures, with another of `values`
+    each time."""
     tables = scenario.load(HERE / "fsdp2-32-layers-8-ranks.toml").tables
-    point = Point(tables, str(HERE), {"batch.accumulation": accumulation})
-    return lambda: seconds(lambda: row_of(point))
+    points = cycle([Point(tables, str(HERE), {key: value}) for value in values])
+    return lambda: seconds(lambda: row_of(next(points)))
+
+
+def row_on_all_cores() -> float:
+    """Seconds of a sweep on all cores, for each of its 128 rows; workers have been started."""
+    tables = scenario.load(HERE / "fsdp2-32-layers-8-ranks.toml").tables
+    points = [
+        Point(tables, str(HERE), {"model.num_layers": layers, "batch.micro_batch": size})
+        for layers in range(17, 33) for size in range(1, 9)
+    ]
+    return seconds(lambda: list(workers.results(row_of, points))) / len(points)
+
+
+def all_folded() -> float:
+    """Llama 3 405B, 126 layers, on 16,384 ranks, folded, from the loaded scenario to the Run."""
+    case = scenario.load(HERE / "fsdp2-405b-1024-ranks.toml").with_(
+        cluster={"nodes": 2048}, strategy={"dp_shard": 16384}
+    )
+    return seconds(lambda: SimBackend().run(case, options=RunOptions()))
 
 
 def rings_as_steps() -> float:
@@ -138,8 +159,17 @@ BENCHMARKS: dict[str, tuple[float, int, Measure]] = {
     ),
     "one 32-layer step folded, in process": (0.030, 15, folded_step),
     "Llama 2 70B, states on drives, 64 ranks, in process": (0.5, 7, over_drives),
-    "row of a sweep, 32 layers, in process": (0.003, 15, row_of_a_sweep(1)),
-    "row of a sweep, 32 layers, 64 micro-batches, in process": (0.3, 7, row_of_a_sweep(64)),
+    "16,384 ranks x 126 layers folded, in process": (0.1, 5, all_folded),
+    "row of a sweep, 25 to 32 layers in turn, in process": (
+        0.003, 16, row_of_a_sweep("model.num_layers", range(25, 33))
+    ),
+    "row of a sweep, micro-batches of 1 to 8 in turn, in process": (
+        0.003, 16, row_of_a_sweep("batch.micro_batch", range(1, 9))
+    ),
+    "row of a sweep, 32 layers, 64 micro-batches, in process": (
+        0.3, 7, row_of_a_sweep("batch.accumulation", (64,))
+    ),
+    "row of a sweep on all cores": (0.002, 3, row_on_all_cores),
     "64 ranks x 32 layers, rings as steps, in process": (30.0, 3, rings_as_steps),
     "2-rank launch from a warm fork server, no process group": (0.3, 7, warm_launch),
 }

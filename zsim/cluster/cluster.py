@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 from zsim.cluster import nic_sharing
@@ -338,6 +338,7 @@ def clusters() -> tuple[str, ...]:
     return preset_names("clusters")
 
 
+@lru_cache(maxsize=16)
 def load_cluster(name: str, *, nodes: int = 1, ranks: int | None = None) -> ClusterSpec:
     """`nodes` nodes of the preset `name`, with a rank on each device or on the first `ranks` of
     them.

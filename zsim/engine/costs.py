@@ -50,6 +50,9 @@ SOON_NS, TICK_NS = 1_000_000, 4_000_000
 the longest wait. A tick of Linux at 250 Hz: threads that wake beside one that computes wait for
 the next."""
 
+MOST_CLUSTERS, MOST_ANSWERS = 8, 50_000
+"""Clusters, in so many executions, whose answers are kept, and the most answers of each."""
+
 UNKNOWN_CHANNELS = 24
 """Channels of a collective of a library other than NCCL: those of NCCL's ring on an H100.
 Assumed."""
@@ -65,6 +68,33 @@ class _Beside:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Answers:
+    """Answers on one `cluster`: times of kernels and collectives, and shares that these take."""
+
+    cluster: ClusterSpec
+    kernels: dict[Kernel, int] = field(default_factory=dict)
+    collectives: dict[tuple[str, int, Layout], int] = field(default_factory=dict)
+    shares: dict[tuple[str, int, Layout], DeviceShare] = field(default_factory=dict)
+    beside: dict[DeviceShare, _Beside] = field(default_factory=dict)
+    paths: dict[Layout, Path] = field(default_factory=dict)
+
+
+_LATEST: dict[tuple[int, Execution], _Answers] = {}
+
+
+def _answers(cluster: ClusterSpec, execution: Execution) -> _Answers:
+    """The answers so far, shared by all who ask of that very object: a sweep's rows do."""
+    key = id(cluster), execution
+    known = _LATEST.pop(key, None)
+    if known is None or len(known.kernels) + len(known.collectives) > MOST_ANSWERS:
+        known = _Answers(cluster)
+    _LATEST[key] = known
+    if len(_LATEST) > MOST_CLUSTERS:
+        del _LATEST[next(iter(_LATEST))]
+    return known
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Costs:
     """The costs of ops on `cluster`, all in int nanoseconds."""
 
@@ -72,15 +102,14 @@ class Costs:
     execution: Execution = EAGER
     _kernels: dict[int, tuple[tuple[Kernel, ...], int]] = field(default_factory=dict, repr=False)
     _launches: dict[int, tuple[tuple[Kernel, ...], int]] = field(default_factory=dict, repr=False)
-    _each_kernel: dict[Kernel, int] = field(default_factory=dict, repr=False)
     _layouts: dict[int, tuple[tuple[int, ...], Layout]] = field(default_factory=dict, repr=False)
-    _paths: dict[Layout, Path] = field(default_factory=dict, repr=False)
-    _collectives: dict[tuple[str, int, Layout], int] = field(default_factory=dict, repr=False)
-    _shares: dict[tuple[str, int, Layout], DeviceShare] = field(default_factory=dict, repr=False)
-    _beside: dict[DeviceShare, _Beside] = field(default_factory=dict, repr=False)
     _kernel_losses: dict[
         tuple[int, str, int, Layout], tuple[tuple[Kernel, ...], KernelLoss]
     ] = field(default_factory=dict, repr=False)
+    _known: _Answers = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_known", _answers(self.cluster, self.execution))
 
     def compute_ns(self, kernels: tuple[Kernel, ...]) -> int:
         """The time of `kernels` in sequence on the device; 0 for none.
@@ -99,9 +128,9 @@ class Costs:
         over PCIe and of work on the host, which has the node to itself. Rounded up once, at least
         1. Cached: a model's blocks have equal kernels.
         """
-        known = self._each_kernel.get(kernel)
+        known = self._known.kernels.get(kernel)
         if known is None:
-            known = self._each_kernel[kernel] = (
+            known = self._known.kernels[kernel] = (
                 0 if self._is_fused(kernel) else self._kernel_ns(kernel)
             )
         return known
@@ -139,10 +168,10 @@ class Costs:
         key = id(kernels), kind, nbytes, layout
         known = self._kernel_losses.get(key)
         if known is None:
-            share = self._shares.get((kind, nbytes, layout))
+            share = self._known.shares.get((kind, nbytes, layout))
             if share is None:
                 share = self._device_share(kind, nbytes, ranks)
-                self._shares[kind, nbytes, layout] = share
+                self._known.shares[kind, nbytes, layout] = share
             loss = KernelLoss(
                 self._lost_by_all(kernels, share),
                 self._lost_by_all(kernels, DeviceShare(share.multiprocessors, 0.0)),
@@ -154,9 +183,9 @@ class Costs:
         """The share of their time that `kernels`, in sequence, lose to a collective that takes
         `share` of the device."""
         device, total = self.cluster.device, self.compute_ns(kernels)
-        beside = self._beside.get(share)
+        beside = self._known.beside.get(share)
         if beside is None:
-            beside = self._beside[share] = _Beside(remaining(device, share))
+            beside = self._known.beside[share] = _Beside(remaining(device, share))
         lost = sum(self.kernel_ns(kernel) * self._lost_share(kernel, beside) for kernel in kernels)
         return device.interference * lost / total if total else 0.0
 
@@ -172,7 +201,7 @@ class Costs:
         """The share of the device that a collective takes."""
         cluster, channels, switch = self.cluster, UNKNOWN_CHANNELS, False
         if cluster.collectives == "nccl" and cluster.nccl is not None:
-            group = communicator(cluster, self._path(self._layout(ranks), ranks))
+            group = communicator(cluster, self.path(ranks))
             algorithm = estimate.estimate(
                 kind, nbytes, group, measured_curves.curves_of(cluster)
             ).algorithm
@@ -213,9 +242,9 @@ class Costs:
             return 0
         layout = self._layout(ranks)
         key = (kind, nbytes, layout)
-        known = self._collectives.get(key)
+        known = self._known.collectives.get(key)
         if known is None:
-            known = self._collectives[key] = (
+            known = self._known.collectives[key] = (
                 NEVER if self.cluster.cut_by(ranks) else self._wire_ns(kind, nbytes, layout, ranks)
             )
         return known
@@ -242,15 +271,19 @@ class Costs:
             known = self._layouts[id(ranks)] = (ranks, self.cluster.layout(ranks))
         return known[1]
 
+    def path(self, ranks: tuple[int, ...]) -> Path:
+        """The cluster's path of a ring over `ranks`, found once for each layout."""
+        return self._path(self._layout(ranks), ranks)
+
     def _path(self, layout: Layout, ranks: tuple[int, ...]) -> Path:
-        if layout not in self._paths:
-            self._paths[layout] = self.cluster.path(ranks)
-        return self._paths[layout]
+        if layout not in self._known.paths:
+            self._known.paths[layout] = self.cluster.path(ranks)
+        return self._known.paths[layout]
 
     def algorithm(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> str:
         """The name of the algorithm behind `collective_ns` over several ranks; "ring" for a ring.
         """
-        path = self._path(self._layout(ranks), ranks)
+        path = self.path(ranks)
         library = LIBRARIES[self.cluster.collectives]
         return library.algorithm(kind, nbytes, cluster=self.cluster, path=path)
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot, log2
 
-from zsim.cluster.cluster import ClusterSpec
-from zsim.cluster.collectives import estimated
+from zsim.cluster.cluster import ClusterSpec, Path
+from zsim.cluster.collectives import estimated_along
 from zsim.cluster.devices import PresetFigure
 from zsim.cluster.measured_times import times_of
 from zsim.engine import kernel_time as compute
@@ -371,22 +371,22 @@ def _collectives(
         ranks = program.mesh.group(group, rank)
         weight = count * costs.collective_ns(kind, nbytes, ranks)
         total += weight
-        wide += weight * collective_width(kind, nbytes, costs.cluster, ranks)
+        wide += weight * collective_width(kind, nbytes, costs.cluster, costs.path(ranks))
     return total, wide
 
 
-def collective_width(kind: str, nbytes: int, cluster: ClusterSpec, ranks: tuple[int, ...]) -> float:
-    """The half-width of one collective's time, as a share of it."""
-    inside = len(set(map(cluster.node_of, ranks))) <= 1
+def collective_width(kind: str, nbytes: int, cluster: ClusterSpec, path: Path) -> float:
+    """The half-width of one collective's time along `path`, as a share of it."""
+    inside = path.num_nodes <= 1
     key = "links.fabric.bandwidth" if inside else "links.rail.bandwidth"
     provenance = next(
         (figure.provenance for figure in cluster.figures if figure.key == key), "assumed"
     )
     if cluster.collectives == "nccl" and cluster.nccl is not None:
-        estimate = estimated(kind, nbytes, cluster=cluster, ranks=ranks)
+        estimate = estimated_along(kind, nbytes, cluster=cluster, path=path)
         return hypot(
             (estimate.high - estimate.low) / 2 / estimate.microseconds,
             ASSUMED_LINK if provenance == "assumed" else 0.0,
         )
-    measured = times_of(cluster.times, kind, len(ranks)) if inside else None
+    measured = times_of(cluster.times, kind, path.num_ranks) if inside else None
     return measured.width if measured else LINKS.get(provenance, CPU)

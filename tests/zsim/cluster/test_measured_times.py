@@ -71,12 +71,12 @@ def test_times_go_through_their_points_and_never_fall(times, a, b):
 def test_a_cluster_with_measured_times_takes_them_and_their_width():
     cluster = parsed()
     assert Costs(cluster=cluster).collective_ns("all_gather", 2000, (0, 1)) == 70
-    assert collective_width("all_gather", 2000, cluster, (0, 1)) == 0.2
+    assert collective_width("all_gather", 2000, cluster, cluster.path((0, 1))) == 0.2
 
 
 def test_what_was_not_measured_goes_by_the_closed_form():
     cluster, preset = parsed(), load_cluster("cpu-gloo", ranks=2)
-    assert collective_width("all_reduce", 2000, cluster, (0, 1)) != 0.2
+    assert collective_width("all_reduce", 2000, cluster, cluster.path((0, 1))) != 0.2
     assert preset.times == ()
     assert Costs(cluster=cluster).collective_ns("all_reduce", 2000, (0, 1)) > 70
 

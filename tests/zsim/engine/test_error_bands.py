@@ -357,7 +357,7 @@ def test_each_time_that_a_collective_runs_counts() -> None:
     ranks, costs = tuple(range(8)), Costs(cluster=cluster)
     times = [costs.collective_ns("all_gather", nbytes, ranks) for nbytes in (large, small)]
     widths = [
-        error_bands.collective_width("all_gather", nbytes, cluster, ranks)
+        error_bands.collective_width("all_gather", nbytes, cluster, cluster.path(ranks))
         for nbytes in (large, small)
     ]
     assert widths[0] < widths[1]
@@ -381,7 +381,7 @@ def test_what_goes_between_nodes_is_as_uncertain_as_their_network_and_not_as_the
         ),
     )
     widths = [
-        error_bands.collective_width("all_gather", 2**28, each, ranks)
+        error_bands.collective_width("all_gather", 2**28, each, each.path(ranks))
         for each in (cluster, unknown) for ranks in (inside, between)
     ]
     assert widths[2] == pytest.approx(hypot(widths[0], 0.3))

@@ -155,8 +155,15 @@ def estimated(
 ) -> estimate.Estimate:
     """NCCL's time for `op` over `ranks` with its band and provenance, without what torch adds; at
     least two ranks."""
+    return estimated_along(op, nbytes, cluster=cluster, path=cluster.path(ranks))
+
+
+def estimated_along(
+    op: str, nbytes: int, *, cluster: ClusterSpec, path: Path
+) -> estimate.Estimate:
+    """The answer of `estimated` where the ranks' `path` is known."""
     return estimate.estimate(
-        op, nbytes, communicator(cluster, cluster.path(ranks)), measured_curves.curves_of(cluster)
+        op, nbytes, communicator(cluster, path), measured_curves.curves_of(cluster)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from zsim.errors import ScenarioError
@@ -75,6 +75,7 @@ def preset(name: str) -> Preset:
     return Preset(name=name, family=family, source=source, sizes=FAMILIES[family].sizes(**table))
 
 
+@lru_cache(maxsize=16)
 def build(family: str, sizes: Sizes, *, name: str, sequence_length: int) -> ModelSpec:
     """The ModelSpec of `sizes`; `sequence_length` counts only where the sizes leave the learned
     positions open."""
