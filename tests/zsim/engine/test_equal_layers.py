@@ -39,7 +39,7 @@ def of_few(scenario: zsim.Scenario, program: Program) -> Timeline | None:
 @settings(max_examples=12, deadline=None)
 @given(with_layers())
 def test_few_layers_tell_of_all(scenario: zsim.Scenario) -> None:
-    """tests/measured/equal_layers.json counts those of 1,100."""
+    """tests/measured/equal_layers.json counts those of 1,001."""
     assert outcome(scenario) in ("equal", "all")
 
 
