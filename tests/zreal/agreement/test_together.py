@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.agreement import inexact
+from tests.support.installed_torch import TORCH
 from tests.support.sampling import one_in
 from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zsim.errors import ScenarioError
@@ -79,6 +80,7 @@ def test_frozen_parts_may_run_again(model: str, options: dict[str, str]) -> None
     assert of_program(case) == of_torch(case)
 
 
+@pytest.mark.skipif(TORCH != "2.13", reason="refused, as the parameters stay unsharded")
 @pytest.mark.parametrize(
     ("model", "options"),
     one_in(3, [
@@ -252,6 +254,7 @@ def test_units_in_blocks_that_are_recomputed_allocate_and_free_in_torchs_order(
     assert inexact(case) == []
 
 
+@pytest.mark.skipif(TORCH == "2.11", reason="torch 2.11 does not refuse it")
 @pytest.mark.parametrize(
     ("model", "nested", "strategy"),
     one_in(3, [
