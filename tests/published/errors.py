@@ -29,12 +29,11 @@ STEPS = {
     "ultrascale_playbook_sweep.csv": "nanotron: Llama 1B, 8 to 256 H100, shared network",
 }
 SIZES: dict[Size, str] = {"large": "from 64 MiB", "middle": "1 to 64 MiB", "small": "below 1 MiB"}
-LEFT_OUT = {"mpt_llm_foundry.csv": "7.8, 12.1"}
-"""Errors of rows whose whole generation of GPUs was left out; they take minutes and are recorded.
-Command: `python -m tests.published.errors left-out`, which leaves out model sizes too."""
+RECORDED = {"mpt_llm_foundry.csv": "generation", SLOW: "its own host"}
+"""Part of the record of `steps_left_out` from which the table's entry is."""
 LEFT_OUT_BY: tuple[LeftOut, ...] = ("source", "generation")
 FITTED_IN_PART = {
-    "fms_fsdp.csv": "never fitted, but its norms seen", SLOW: "its host and pauses are fitted",
+    "fms_fsdp.csv": "never fitted, but its norms seen",
     "torchtitan.csv": "never fitted, but its power seen",
     "ultrascale_playbook_sweep.csv": "its network is fitted, with these in view",
 }
@@ -81,8 +80,12 @@ def of_steps(file: str) -> Line:
     """The line of a file of training steps."""
     rows = predicted(file)
     errors = tuple(row.error for row in rows)
-    other = FITTED_IN_PART.get(file) or "never fitted"
-    return Line(STEPS[file], errors, in_band(rows), LEFT_OUT.get(file, other))
+    if file in RECORDED:
+        unseen = figures(row.error for row in steps_left_out.recorded()[RECORDED[file]])
+        other = f"{_percent(unseen[0])}, {_percent(unseen[2])}"
+    else:
+        other = FITTED_IN_PART.get(file, "never fitted")
+    return Line(STEPS[file], errors, in_band(rows), other)
 
 
 def measured_collectives() -> list[Collective]:
@@ -123,17 +126,46 @@ def by_collective() -> Iterator[str]:
         yield f"| {op} | {size} | {len(rows)} | {' | '.join(shares)} |"
 
 
+def _distance(measured: float, predicted: float, low: float, high: float) -> float:
+    """Distance of a measurement to its prediction, over that to the end of the band."""
+    return (measured - predicted) / ((high if measured > predicted else low) - predicted)
+
+
+def distances(file: str) -> float:
+    """The 90th percentile of the distances of a file's steps."""
+    rows = predicted(file)
+    return percentile(
+        [_distance(row.measured / row.predicted, 1.0, *row.band) for row in rows], 90
+    )
+
+
 def widths() -> Iterator[str]:
-    """The lines of the table of bands by source. Each has the 90th percentile of rows' distances to
-    their predictions, in units of that to the end of the band."""
-    shares: dict[str, list[float]] = {}
+    """The lines of the table of bands by source, fitted and with the source left out.
+
+    Each has the 90th percentile of the distances to predictions, in units of that to the end of the
+    band.
+    """
+    shares: dict[str, list[tuple[float, float]]] = {}
     for row in measured_collectives():
-        answer, microseconds = collectives.predict(row), 1e6 * row.seconds
-        end = answer.high if microseconds > answer.microseconds else answer.low
-        share = (microseconds - answer.microseconds) / (end - answer.microseconds)
-        shares.setdefault(source_of(row), []).append(share)
+        shares.setdefault(source_of(row), []).append(
+            (_of_band(row, collectives.predict(row)), _of_band(row, predict_left_out(row)))
+        )
     for source, members in sorted(shares.items()):
-        yield f"| {source} | {len(members)} | {percentile(members, 90):.2f} |"
+        fitted, unseen = (percentile(each, 90) for each in zip(*members, strict=True))
+        yield f"| {source} | {len(members)} | {fitted:.2f} | {unseen:.2f} |"
+
+
+def _of_band(row: Collective, answer: Prediction) -> float:
+    return _distance(1e6 * row.seconds, answer.microseconds, answer.low, answer.high)
+
+
+def left_out() -> Iterator[str]:
+    """The lines of the table of steps left out, from the record."""
+    for what, rows in steps_left_out.recorded().items():
+        shares = " | ".join(_percent(value) for value in figures(row.error for row in rows))
+        inside = sum(row.distance <= 1 for row in rows)
+        distance = percentile([row.distance for row in rows], 90)
+        yield f"| {what} | {len(rows)} | {shares} | {inside} | {distance:.2f} |"
 
 
 def lines(*, slow: bool) -> list[str]:
@@ -144,20 +176,8 @@ def lines(*, slow: bool) -> list[str]:
     ]
 
 
-def left_out() -> Iterator[str]:
-    """Median, 95th percentile and largest error of llm-foundry's rows, left out in two ways."""
-    for name, predict in (
-        ("generation", steps_left_out.by_generation), ("model size", steps_left_out.by_model_size)
-    ):
-        errors = figures(predict())
-        yield f"{name}: {_percent(errors[0])}, {_percent(errors[2])}, {_percent(errors[3])}"
-
-
 if __name__ == "__main__":
-    if "left-out" in sys.argv:
-        printed = [*left_out()]
-    else:
-        tables = {"by-collective": by_collective, "widths": widths}
-        asked = next((tables[name] for name in sys.argv[1:] if name in tables), None)
-        printed = [*asked()] if asked else lines(slow=True)
+    tables = {"by-collective": by_collective, "widths": widths, "left-out": left_out}
+    asked = next((tables[name] for name in sys.argv[1:] if name in tables), None)
+    printed = [*asked()] if asked else lines(slow=True)
     sys.stdout.write("\n".join(printed) + "\n")

@@ -1,14 +1,22 @@
-"""Steps of llm-foundry that constants have not seen: by model size, and by generation of GPUs.
+"""Steps by constants that have not seen them: `python -m tests.published.steps_left_out` records
+them in minutes (`left_out.json`), and `errors` reads the record.
 
-Of a generation that is left out published kernels are known. What training makes of them is that of
-the other generation: shares of the best single product, of FlashAttention 2 and of the memory.
+llm-foundry is left out by model size, and by generation of GPUs. Of a generation that is left out
+published kernels are known. What training makes of them is that of the other generation: shares of
+the best single product, of FlashAttention 2 and of the memory. vTrain is left out as a source: its
+pauses and its host were fitted to its rows, and are those of the preset instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import csv
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
 
 from tests.published.convert import TABLES
 from zsim.calibration.data import table
@@ -16,9 +24,17 @@ from zsim.calibration.data.model_identity import model_of
 from zsim.calibration.data.records import Step
 from zsim.calibration.fitting import fit_steps
 from zsim.calibration.fitting.fit_steps import Case
-from zsim.cluster.devices import Device
+from zsim.calibration.row_predictions import Predicted, predictions
+from zsim.cluster.devices import Device, load_device
+from zsim.engine.costs import Costs
+from zsim.engine.error_bands import step_shares
+from zsim.engine.simulate_step import simulate_step
 
 FITTED = "mpt_llm_foundry.csv"
+PAUSED = "vtrain_megatron_ds_a100.csv"
+PAUSES = ("execution.issue_kernel", "execution.micro_batch_overhead")
+"""Columns that were fitted to the rows of `PAUSED`."""
+RECORD = Path(__file__).parent / "left_out.json"
 WIDER, ROUNDS = 3.0, 4
 """Width of the priors, and rounds of the fit. The presets have seen these rows, so as they are they
 would tell what is left out."""
@@ -31,29 +47,69 @@ def cases() -> list[Case]:
     return planned
 
 
-def by_model_size() -> list[float]:
-    """Errors of each row by constants that no row of its model has moved."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unseen:
+    """A row in `line` of its table: predicted over measured less 1, and the band as factors of the
+    prediction."""
+
+    line: int
+    error: float
+    band: tuple[float, float]
+
+    @property
+    def distance(self) -> float:
+        """Distance of the measurement to the prediction, over that to the end of the band."""
+        measured = 1 / (1 + self.error) - 1
+        return measured / ((self.band[1] if measured > 0 else self.band[0]) - 1)
+
+
+def by_model_size() -> Iterator[Unseen]:
+    """Each row by constants that no row of its model has moved."""
     fitted = fit_steps.fit(
         cases(), wider=WIDER, rounds=ROUNDS, group_of=lambda case: model_of(case.scenario)
     )
-    return list(fitted.left_out)
+    for case, error in zip(fitted.cases, fitted.left_out, strict=True):
+        yield _unseen(case, error, case.scenario.cluster.device)
 
 
-def by_generation() -> list[float]:
-    """Errors of each row by constants that no row of its generation has moved."""
+def by_generation() -> Iterator[Unseen]:
+    """Each row by constants that no row of its generation has moved."""
     planned = cases()
-    errors: list[float] = []
     for generation in sorted({case.generation for case in planned}):
         others = [case for case in planned if case.generation != generation]
         fitted = fit_steps.fit(others, wider=WIDER, rounds=ROUNDS)
         seen = fitted.device(others[0].scenario.cluster.device)
         shared = {name: factor for (kind, name), factor in fitted.factors.items() if not kind}
         on = partial(carried, others=others, seen=seen, shared=shared)
-        errors += [
-            fit_steps.seconds_on(case, on) / case.seconds - 1
-            for case in planned if case.generation == generation
-        ]
-    return errors
+        for case in planned:
+            if case.generation == generation:
+                error = fit_steps.seconds_on(case, on) / case.seconds - 1
+                yield _unseen(case, error, on(case.scenario.cluster.device))
+
+
+def without_pauses() -> Iterator[Unseen]:
+    """Each row of vTrain's by the preset's host, without pauses."""
+    with (TABLES / PAUSED).open(encoding="utf-8", newline="") as file:
+        rows = [{**row, **dict.fromkeys(PAUSES, "")} for row in csv.DictReader(file)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / PAUSED
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=[*rows[0]])
+            writer.writeheader()
+            writer.writerows(rows)
+        answers = [answer for row in table.read(path) for answer in predictions(row)]
+    for answer in answers:
+        if isinstance(answer, Predicted):
+            yield Unseen(line=answer.line, error=answer.error, band=answer.band)
+
+
+def _unseen(case: Case, error: float, device: Device) -> Unseen:
+    scenario = case.scenario
+    costs = Costs(
+        cluster=replace(scenario.cluster, device=device), execution=scenario.executed
+    )
+    shares = step_shares(case.program, simulate_step(case.program, costs=costs), costs=costs)
+    return Unseen(line=case.step.line, error=error, band=shares.factors)
 
 
 def carried(
@@ -75,5 +131,53 @@ def carried(
         float8_efficiency=device.float8_efficiency / device.matmul_efficiency * alone * in_training,
         elementwise_efficiency=seen.elementwise_efficiency,
         attention={**device.attention, "triton": triton},
+        figures=tuple(
+            replace(each, provenance="published") if each.provenance == "calibrated" else each
+            for each in device.figures
+        ),
     )
     return fit_steps.tuned(own, shared)
+
+
+LEFT_OUT = {
+    "generation": by_generation, "model size": by_model_size, "its own host": without_pauses
+}
+
+
+def fingerprint() -> str:
+    """Digest of the rows and of the constants of both generations that a record was made with."""
+    known = [(TABLES / file).read_text(encoding="utf-8") for file in (FITTED, PAUSED)]
+    known += [repr(load_device(name)) for name in ("a100-40", "a100-80", "h100-80")]
+    return sha256("\n".join(known).encode()).hexdigest()
+
+
+def recorded() -> dict[str, list[Unseen]]:
+    """The rows of the record by what was left out."""
+    kept = json.loads(RECORD.read_text(encoding="utf-8"))
+    return {
+        what: [
+            Unseen(line=row["line"], error=row["error"], band=tuple(row["band"])) for row in rows
+        ]
+        for what, rows in kept["left out"].items()
+    }
+
+
+def record() -> None:
+    """Write the record anew."""
+    rows = {
+        what: [
+            {
+                "line": each.line, "error": round(each.error, 4),
+                "band": [round(end, 4) for end in each.band],
+            }
+            for each in predict()
+        ]
+        for what, predict in LEFT_OUT.items()
+    }
+    command = "python -m tests.published.steps_left_out"
+    made = {"command": command, "of": fingerprint(), "left out": rows}
+    RECORD.write_text(json.dumps(made) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    record()

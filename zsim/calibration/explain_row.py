@@ -53,7 +53,7 @@ def _measured(row: Step | Collective) -> str:
 
 def _assumed(row: Step | Collective) -> list[str]:
     """Caveats of a row, and by how much they widen its band."""
-    wider = f"so the band is {100 * row.widened:.0f} % wider on both sides"
+    wider = f"so the time may be another {100 * row.widened:.0f} % off"
     shared = "others used the network: collectives take {:g} to {:g} times as long"
     return [
         *(caveat.text for caveat in row.caveats),

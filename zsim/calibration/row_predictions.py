@@ -14,7 +14,7 @@ from zsim.calibration import collectives, impossible, memory_pressure
 from zsim.calibration.data.records import Collective, Impossible, Skipped, Step, middle
 from zsim.cluster.collectives.nccl.bands import LARGE, MIDDLE
 from zsim.engine.costs import Costs
-from zsim.engine.error_bands import step_shares
+from zsim.engine.error_bands import step_shares, widened
 from zsim.engine.simulate_step import simulate_step
 from zsim.errors import ZsimError
 from zsim.ir.program import Program
@@ -156,10 +156,10 @@ def _reading(step: Step, scenario: Scenario, program: Program) -> _Reading:
     timeline = simulate_step(program, costs=costs)
     shares = step_shares(program, timeline, costs=costs)
     low, high = shares.on_shared_network(*step.network) if step.is_shared else shares.factors
-    wider, seconds = step.widened, timeline.step_time_ns / 1e9
+    low, high = widened(low, high, by=step.widened)
+    seconds = timeline.step_time_ns / 1e9
     return _Reading(
-        seconds=seconds, low=seconds * low / (1 + wider), high=seconds * high * (1 + wider),
-        hidden=shares.hidden,
+        seconds=seconds, low=seconds * low, high=seconds * high, hidden=shares.hidden,
         caveats=tuple(caveat.text for caveat in caveats),
     )
 

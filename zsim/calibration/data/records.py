@@ -50,7 +50,7 @@ class Row:
 
     @property
     def widened(self) -> float:
-        """Share by which the band is wider on both sides; caveats are independent of another."""
+        """Share by which the time may be off besides; caveats are independent of another."""
         return hypot(*(caveat.widens for caveat in self.caveats))
 
     @property
