@@ -69,7 +69,7 @@ def test_masked_scores_are_copied_and_the_copy_filled_in_both_directions() -> No
     )
     scores = torch.randn(SEQUENCES, HEADS, LENGTH, LENGTH, requires_grad=True)
     later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
         masked = scores.masked_fill(later, float("-inf"))
         masked.backward(torch.ones_like(masked))
     counts = {event.key: event.count for event in profiled.key_averages()}

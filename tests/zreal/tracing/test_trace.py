@@ -192,7 +192,7 @@ def test_gradients_are_added_in_place_where_torch_does_so_when_nobody_watches(na
     loss = modules.build(spec, seed=0)(
         *batches.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0)
     )
-    with profile() as profiled:
+    with profile(acc_events=True) as profiled:
         loss.backward()
     in_place = sum(entry.count for entry in profiled.key_averages() if entry.key == "aten::add_")
     births = [

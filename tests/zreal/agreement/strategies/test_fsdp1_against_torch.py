@@ -109,7 +109,7 @@ def seen(case: Scenario, *, steps: int) -> list[list[str]]:
         subject = SUBJECTS[case.strategy](case, model, mesh, made)
         for step in range(steps):
             with torch.profiler.profile(
-                activities=[torch.profiler.ProfilerActivity.CPU]
+                activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
             ) as profiler:
                 batches = batching.micro_batches(case, rank=0, step=step, dtype=subject.dtype)
                 for index, forwards in enumerate(batching.forwards_of(case, batches)):
