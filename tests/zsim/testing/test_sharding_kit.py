@@ -53,7 +53,7 @@ def test_the_rows_of_fully_shard_hold_every_law() -> None:
 
 def test_a_flat_buffer_with_padding_holds_every_law() -> None:
     number = check_sharding(padded, unpadded, make=numpy.array, gives_shape=True)
-    assert number == 2 * 256  # in float16 too
+    assert number == 3 * 256  # in float32 and float16 too
 
 
 def test_the_projects_own_shards_hold_every_law() -> None:
@@ -106,6 +106,12 @@ def in_float(pieces: list[Any], shape: tuple[int, ...]) -> Any:
     return unpadded(pieces, shape).astype("float32")
 
 
+def through_half(tensor: Any, rank: int, world: int) -> Any:
+    """A shard that is float16 on its way."""
+    with numpy.errstate(over="ignore"):
+        return padded(tensor.astype("float16").astype(tensor.dtype), rank, world)
+
+
 def remembering() -> Callable[..., Any]:
     """A shard that leaves out the first element in every second cut."""
     cuts: list[int] = []
@@ -130,6 +136,7 @@ DEFECTS: dict[str, Broken] = {
     "pieces_are_equal_or_smaller_later": (last_takes_the_rest, join, None, {}),
     "dtypes_are_kept": (padded, in_float, None, FLAT),
     "resharding_is_sharding_anew": (rows, join, recut_without_last, {}),
+    "values_are_kept_to_the_bit": (through_half, unpadded, None, FLAT | {"dtypes": ["float32"]}),
 }
 
 
@@ -198,7 +205,7 @@ def test_a_check_of_nothing_and_other_mistakes_are_refused(
 def test_a_scalar_is_cut_as_one_element() -> None:
     shapes = [(), (2,)]
     number = check_sharding(padded, unpadded, make=numpy.array, gives_shape=True, shapes=shapes)
-    assert number == 2 * 2 * 8
+    assert number == 3 * 2 * 8
     with pytest.raises(ShardLawError, match="found a scalar over 1 rank: 1 of 1 elements"):
         check_sharding(
             lambda tensor, rank, world: tensor.reshape(-1)[:0], unpadded, make=numpy.array,
@@ -224,11 +231,58 @@ def test_a_shard_that_casts_halves_is_found() -> None:
     assert check_sharding(half_as_single, unpadded, **single) == 256
 
 
+@pytest.mark.quality
+@pytest.mark.parametrize(("dtype", "narrower"), [
+    ("float64", "float32"), ("float32", "float16"), ("int64", "float64"), ("int32", "float32"),
+    ("int16", "int8"),
+])
+@pytest.mark.parametrize("part", ["shard", "unshard", "reshard"])
+def test_a_way_through_a_narrower_dtype_and_back_is_found(
+    dtype: str, narrower: str, part: str
+) -> None:
+    def through(value: Any) -> Any:
+        with numpy.errstate(all="ignore"):
+            return value.astype(narrower).astype(dtype)
+
+    def cut(tensor: Any, rank: int, world: int) -> Any:
+        piece = rows(tensor, rank, world)
+        return through(piece) if part == "shard" else piece
+
+    def joined(pieces: list[Any]) -> Any:
+        whole = numpy.concatenate(pieces)
+        return through(whole) if part == "unshard" else whole
+
+    def moved(pieces: list[Any], world: int) -> list[Any]:
+        whole = numpy.concatenate(pieces)
+        whole = through(whole) if part == "reshard" else whole
+        return [rows(whole, rank, world) for rank in range(world)]
+
+    shapes = [(1,), (5,)]
+    with pytest.raises(ShardLawError, match="values_are_kept_to_the_bit: .* shape 1 of") as caught:
+        check_sharding(cut, joined, moved, make=numpy.array, dtypes=[dtype], shapes=shapes)
+    assert "rank" in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16", "int64"])
+def test_torchs_way_through_another_half_is_found(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    own = getattr(torch, dtype)
+    narrow = torch.float16 if dtype == "bfloat16" else torch.bfloat16
+
+    def lossy(tensor: Any, rank: int, world: int) -> Any:
+        return rows(tensor.to(narrow).to(own), rank, world)
+
+    more: dict[str, Any] = {"make": torch.tensor, "dtypes": [own], "shapes": [(5,), (31, 3)]}
+    assert check_sharding(rows, torch.cat, **more) == 16
+    with pytest.raises(ShardLawError, match="values_are_kept_to_the_bit"):
+        check_sharding(lossy, torch.cat, **more)
+
+
 def test_large_shapes_are_left_out_of_float16_alone() -> None:
     """float16 holds each integer up to 2048, and a law fills a tensor with the next numbers."""
     more: dict[str, Any] = {"make": numpy.array, "gives_shape": True, "worlds": [2]}
-    assert check_sharding(padded, unpadded, shapes=[(1024,)], **more) == 2
-    assert check_sharding(padded, unpadded, shapes=[(1025,)], **more) == 1
+    assert check_sharding(padded, unpadded, shapes=[(1024,)], **more) == 3
+    assert check_sharding(padded, unpadded, shapes=[(1025,)], **more) == 2
 
 
 def test_functions_of_tensors_that_get_lists_are_told_of_make() -> None:

@@ -26,7 +26,7 @@ SHAPES: tuple[tuple[int, ...], ...] = tuple(
     )
 )
 MAKERS = {"torch": ("tensor", "as_tensor"), "numpy": ("array", "asarray")}
-"""Makers by library, checked with float16 and with their own choice of a dtype."""
+"""Makers by library, checked with their own choice of a dtype, float32 and float16."""
 
 
 class ShardLawError(ZsimError, AssertionError):
@@ -51,7 +51,8 @@ def check_sharding(
     `shard(tensor, rank, world)` gives a rank's piece, `unshard(pieces)` the tensor; with
     `gives_shape` it is `unshard(pieces, shape)`. `reshard(pieces, world)` gives the pieces for
     another world. `make` makes a tensor of nested lists, as torch.tensor. `dtypes` are what
-    `make` takes as `dtype=`; torch.tensor and numpy.array by default make integers and float16.
+    `make` takes as `dtype=`; torch.tensor and numpy.array by default make integers, float32 and
+    float16.
     `without`: names of `LAWS` that do not hold by intent. Cases go from small to large, so the
     first failure is the smallest. ArgumentError where nothing would be checked.
 
@@ -110,7 +111,7 @@ def _require_cases(
         )
     most = _most(max(shapes, key=prod))
     for dtype in dtypes:
-        if not replace(cut, dtype=dtype).holds(most):
+        if not replace(cut, dtype=dtype).holds(-1, most - 1, most):
             raise ArgumentError(
                 where="dtypes", expected=f"dtypes that make= takes and that hold -1 to {most}",
                 found=f"{dtype}", remedy="check smaller shapes, or a wider dtype",
@@ -143,16 +144,17 @@ def _cases(
     for shape, (index, world) in product(shapes, enumerate(worlds)):
         other = worlds[(index + 1) % len(worlds)]
         for dtype in told:
-            if dtype is None or replace(cut, dtype=dtype).holds(_most(shape)):
+            most = _most(shape)
+            if dtype is None or replace(cut, dtype=dtype).holds(-1, most - 1, most):
                 yield ShardCase(tuple(shape), world, world + 1 if other == world else other, dtype)
 
 
 def _default_dtypes(make: Make) -> tuple[Any, ...]:
-    """None, which is the choice of `make`, and float16 of a library that is known."""
+    """None, which is the choice of `make`, and two floats of a library that is known."""
     for library, names in MAKERS.items():
         module = sys.modules.get(library)
         if module is not None and any(make is getattr(module, name, None) for name in names):
-            return (None, module.float16)
+            return (None, module.float32, module.float16)
     return (None,)
 
 

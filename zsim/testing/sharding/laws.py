@@ -134,12 +134,33 @@ def resharding_is_sharding_anew(cut: Cut, case: ShardCase) -> Iterator[str]:
     )
 
 
+def values_are_kept_to_the_bit(cut: Cut, case: ShardCase) -> Iterator[str]:
+    """Pieces, and what is made of them, hold the tensor's own values, which each narrower dtype
+    changes."""
+    values = cut.exacting(prod(case.shape))
+    tensor = cut.made(case.shape, iter(values))
+    places = [elements(piece) for piece in cut.pieces(cut.tensor(case.shape), case.world)]
+    pieces = cut.pieces(tensor, case.world)
+    for rank, (indices, piece) in enumerate(zip(places, pieces, strict=True)):
+        padding = set(_padding(cut, case, rank))
+        for at, (index, value) in enumerate(zip(indices, elements(piece), strict=False)):
+            if at not in padding and 1 <= index <= len(values) and value != values[int(index) - 1]:
+                yield f"rank {rank} holds {value!r} for the value {values[int(index) - 1]!r}"
+                return
+    yield from _differs(tensor, cut.joined(pieces, tensor), "joined")
+    if cut.reshard is not None:
+        yield from _pieces_differ(
+            cut.pieces(tensor, case.other), list(cut.reshard(pieces, case.other)),
+            f"from {case.world} to {case.other} ranks",
+        )
+
+
 LAWS: dict[str, Law] = {
     law.__name__: law
     for law in (
         a_tensor_is_cut_alike_each_time, elements_are_held_once, shards_join_to_the_tensor,
         padding_is_never_read, the_tensor_is_left_as_it_was, pieces_are_equal_or_smaller_later,
-        dtypes_are_kept, resharding_is_sharding_anew,
+        dtypes_are_kept, resharding_is_sharding_anew, values_are_kept_to_the_bit,
     )
 }
 """Every law by its name."""

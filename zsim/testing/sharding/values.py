@@ -6,8 +6,10 @@ Elements are distinct numbers, so that each one can be found again. The kit know
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -48,13 +50,45 @@ class Cut:
         made = self.make(lists) if self.dtype is None else self.make(lists, dtype=self.dtype)
         return made.reshape(tuple(shape)) if hasattr(made, "reshape") else made
 
-    def holds(self, number: int) -> bool:
-        """True where the dtype holds -1 and each number up to `number` exactly."""
-        wanted = [-1, number - 1, number]
+    def holds(self, *numbers: float) -> bool:
+        """True where the dtype holds these numbers exactly."""
         try:
-            return elements(self.made((3,), iter(wanted))) == wanted
+            with warnings.catch_warnings(action="ignore"):  # numpy's, of an overflow
+                made, plain = self.made((len(numbers),), iter(numbers)), self.tensor((1,))
+            same = getattr(made, "dtype", None) == getattr(plain, "dtype", None)
+            return same and elements(made) == list(numbers)
         except (OverflowError, RuntimeError, TypeError, ValueError):  # by the library
             return False
+
+    def exacting(self, number: int) -> list[Any]:
+        """So many values of the dtype that each narrower one changes: no zero and no NaN, so that
+        equal ones have equal bits."""
+        bits, top = _finest(self.make, self.dtype)
+        if not bits:
+            return [top - 2 * (index % (top // 2 + 1)) for index in range(number)]
+        places = [divmod(index, 2 ** (bits - 1)) for index in range(number)]
+        return [
+            (1 + (2 * place + 1) * 2.0**-bits) * 2.0 ** (top - down % (top + 1))
+            for down, place in places
+        ]
+
+
+FRACTIONS = (52, 23, 10, 7, 3, 2)
+"""Bits of fractions: float64, float32, float16, bfloat16 and two of 8 bits."""
+EXPONENTS = (1000, 100, 15, 7)
+"""Exponents that are too large for the next narrower float."""
+INTEGERS = (64, 63, 32, 31, 16, 15, 8, 7)
+
+
+@lru_cache(maxsize=64)
+def _finest(make: Make, dtype: Any) -> tuple[int, int]:
+    """Bits of the fraction of a dtype and a large exponent; 0 and the largest one for integers."""
+    cut = Cut(lambda tensor, rank, world: tensor, list, make=make, dtype=dtype)
+    bits = next((bits for bits in FRACTIONS if cut.holds(1 + 2.0**-bits)), 0)
+    if bits:
+        largest = 2 - 2.0**-bits
+        return bits, next((top for top in EXPONENTS if cut.holds(largest * 2.0**top)), 0)
+    return 0, next((2**size - 1 for size in INTEGERS if cut.holds(2**size - 1)), 1)
 
 
 def nested(shape: Sequence[int], numbers: Iterator[Any]) -> Any:
