@@ -20,6 +20,7 @@ from zsim.runs.run import Run
 INCOMPLETE = ".incomplete.json"
 """The ending of the file of a Run that did not reach its end."""
 UNCHANGED = "unchanged"
+EDITED = "the scenario has changed since"
 
 
 class RegressionError(ZsimError):
@@ -34,6 +35,8 @@ class Held:
     path: Path
     growths: tuple[Growth, ...]
     unseen: tuple[str, ...] = ()
+    edited: bool = False
+    """The scenario has changed since its Run was saved."""
 
     @property
     def over(self) -> tuple[Growth, ...]:
@@ -41,10 +44,12 @@ class Held:
         return tuple(growth for growth in self.growths if growth.is_over)
 
     def __str__(self) -> str:
-        if all(growth.now == growth.before for growth in self.growths) and not self.unseen:
+        same = all(growth.now == growth.before for growth in self.growths)
+        if same and not self.unseen and not self.edited:
             return UNCHANGED
+        edited = [EDITED] if self.edited else []
         unseen = (f"{name} not measured" for name in self.unseen)
-        return "; ".join([*map(str, self.growths), *unseen])
+        return "; ".join([*edited, *map(str, self.growths), *unseen])
 
 
 class Baselines:
@@ -69,25 +74,17 @@ class Baselines:
     def held(self, run: Run) -> Held | None:
         """The Run beside the saved one of its scenario, backend, cluster and ranks.
 
-        None where there is no such. RegressionError where the scenario has changed since.
+        None where there is no such. One of the scenario as it is now wins over an earlier one's.
         """
         near = [(path, record) for path, record in self._named(run) if _alike(record, run.record)]
         if not near:
             return None
         same = [each for each in near if _fingerprint(each[1]) == _fingerprint(run.record)]
-        if not same:
-            path, record = near[0]
-            raise RegressionError(
-                where=f"--zero-compare {path}",
-                expected=f"{run.record.scenario} of fingerprint {_fingerprint(run.record)}",
-                found=f"{_fingerprint(record)}: the scenario has changed since",
-                remedy="save its Run anew",
-            )
-        path, record = same[0]
+        path, record = (same or near)[0]
         growths = tuple(self._growths(record, run))
         seen = {growth.name for growth in growths}
         unseen = tuple(limit.name for limit in self.limits if limit.name not in seen)
-        return Held(path=path, growths=growths, unseen=unseen)
+        return Held(path=path, growths=growths, unseen=unseen, edited=not same)
 
     def _growths(self, record: RunRecord, run: Run) -> Iterator[Growth]:
         yield from growths(metrics.figures(record, run.scenario), run.figures, self.limits)

@@ -26,7 +26,7 @@ from zsim.testing import artifacts, goldens
 from zsim.testing.case import SIM, BackendCase, Source, scaled
 from zsim.testing.laws import check_laws
 from zsim.testing.names_of_tests import file_name
-from zsim.testing.regression import INCOMPLETE
+from zsim.testing.regression import EDITED, INCOMPLETE
 from zsim.testing.settings import SessionOptions
 
 
@@ -139,7 +139,8 @@ class Zero:
             self.item.user_properties.append(("zero_not_measured", told))
             return ""
         self.item.user_properties.append(("zero_compared", told))
-        lines = [f"{run.record.scenario} is worse than {held.path}", *map(str, held.over)]
+        edited = f": {EDITED}" if held.edited else ""
+        lines = [f"{run.record.scenario} is worse than {held.path}{edited}", *map(str, held.over)]
         return "\n  ".join(lines) if held.over else ""
 
     def program(self, scenario: Source | None = None) -> Program:

@@ -90,17 +90,21 @@ def test_ini_options_hold_a_session_as_the_command_line_does(saved):
     saved.run("scenarios", "--zero-fail-if=peak:+12%").assert_outcomes(passed=2)
 
 
-def test_a_scenario_that_has_changed_since_is_no_regression_and_fails(saved):
+def test_growth_of_an_edited_scenario_is_told_and_fails_by_the_limits(saved):
     changed = zsim.load(PARITY / "zero3-mlp-4.toml").with_(batch={"micro_batch": 8}, expect=None)
     (saved.path / "scenarios" / "zero3-mlp-4.toml").write_text(changed.to_toml())
-    result = saved.run("scenarios", "--zero-compare=before")
+    told = saved.run("scenarios", "--zero-compare=before")
+    told.assert_outcomes(passed=2)
+    told.stdout.fnmatch_lines([
+        "zero3-mlp-4 on sim: the scenario has changed since; peak *, was 212,872 B: +*%; step *",
+        "1 unchanged",
+    ])
+    result = saved.run("scenarios", "--zero-compare=before", "--zero-fail-if=peak:+2%,step:+900%")
     result.assert_outcomes(passed=1, failed=1)
-    before = zsim.load(PARITY / "zero3-mlp-4.toml").fingerprint
-    assert (
-        f"--zero-compare {saved.path / 'before' / 'zero3-mlp-4.json'}: expected zero3-mlp-4 of "
-        f"fingerprint {changed.fingerprint}, found {before}: the scenario has changed since; save "
-        "its Run anew"
-    ) in result.stdout.lines
+    result.stdout.fnmatch_lines([
+        f"zero3-mlp-4 is worse than {saved.path / 'before' / 'zero3-mlp-4.json'}: the scenario has "
+        "changed since", "  peak *, was 212,872 B: +*%, more than +2 %",
+    ])
 
 
 def test_a_session_that_has_compared_nothing_fails(saved):
