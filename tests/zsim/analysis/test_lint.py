@@ -216,3 +216,23 @@ def test_the_command_prints_findings_and_ends_with_one(
     printed = json.loads(capsys.readouterr().out)
     assert [each["findings"] for each in printed["scenarios"]] == [[], []]
     assert main(["lint", str(tmp_path), "--ignore", "flat"]) == 2
+
+
+def test_a_file_that_is_no_scenario_stops_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad, broken = (tmp_path / f"{name}.toml" for name in ("good", "bad", "broken"))
+    good.write_text(scenario().to_toml())
+    bad.write_text('model = { preset = "gpt-tny" }\nspeed = 3\n')
+    broken.write_text("model =\n")
+    assert main(["lint", str(broken), str(bad), str(good)]) == 2
+    told = capsys.readouterr().out
+    assert told.startswith("good: 1 finding\n")
+    assert f"{broken}: not linted: not TOML: " in told
+    lines = [line for line in told.splitlines() if line.startswith(f"{bad}: not linted: ")]
+    assert len(lines) > 1
+    assert any("speed: unknown key" in line for line in lines)
+    assert main(["lint", str(bad), str(good), "--json"]) == 2
+    table = json.loads(capsys.readouterr().out)
+    assert [each["scenario"] for each in table["scenarios"]] == ["good"]
+    assert [each["scenario"] for each in table["errors"]] == [str(bad)]

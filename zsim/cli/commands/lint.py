@@ -7,8 +7,8 @@ import argparse
 from zsim import api
 from zsim.analysis.lint import RULES, LintFinding, lint
 from zsim.cli import terminal
-from zsim.cli.inputs import load_all
-from zsim.errors import ZsimError
+from zsim.cli.inputs import load_one, scenario_files
+from zsim.errors import ScenarioError, ZsimError
 from zsim.io.units import counted, rounded_sizes
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.runs import registry
@@ -17,11 +17,17 @@ from zsim.scenario.scenario import Scenario
 
 
 def linted(options: argparse.Namespace) -> int:
-    """`zsim lint`: 0 without findings, 1 with some; a scenario without a Program stops no other."""
+    """`zsim lint`: 0 without findings, 1 with some; a file that is no scenario, and a scenario
+    without a Program, stop no other."""
     results: list[tuple[Scenario, tuple[LintFinding, ...]]] = []
     failures: list[tuple[str, ZsimError]] = []
     backend, simulated = registry.SimBackend(), RunOptions(module=options.module)
-    for scenario in load_all(options.scenarios):
+    for path in scenario_files(options.scenarios):
+        try:
+            scenario = load_one(str(path))
+        except ScenarioError as error:
+            failures.append((str(path), error))
+            continue
         with terminal.progress(f"{scenario.name}: {counted(len(RULES), 'rule')}"):
             try:
                 case = api.of_module(backend, scenario, simulated)
@@ -41,7 +47,8 @@ def linted(options: argparse.Namespace) -> int:
         for scenario, findings in results:
             _print(scenario, findings)
         for name, failure in failures:
-            terminal.say(f"{name}: not linted: {failure}")
+            for line in str(failure).splitlines():
+                terminal.say(f"{name}: not linted: {line.removeprefix(f'{name}: ')}")
     if failures:
         return max(failure.exit_code for _, failure in failures)
     return 1 if any(findings for _, findings in results) else 0
