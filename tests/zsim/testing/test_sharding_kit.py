@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -151,6 +152,7 @@ def test_a_seeded_defect_breaks_its_law(law: str) -> None:
     with pytest.raises(ShardLawError) as caught:
         check_sharding(shard, unshard, reshard, **more)
     assert caught.value.where == law
+    assert re.search(r"shape .* rank.*: .*\branks? ", str(caught.value))
 
 
 @pytest.mark.quality
@@ -159,7 +161,7 @@ def test_the_smallest_failing_shape_is_told() -> None:
         check_sharding(overlapping, join)
     assert str(caught.value) == (
         "elements_are_held_once: expected it to hold, found shape 2 over 2 ranks: the element at "
-        "index 1 is in 2 pieces"
+        "index 1 is in pieces of ranks 0, 1"
     )
 
 
@@ -172,7 +174,22 @@ def test_an_error_of_the_users_function_names_law_and_shape() -> None:
     with pytest.raises(IndexError) as caught:
         check_sharding(failing, join)
     told = "in the law a_tensor_is_cut_alike_each_time, shape 3 over 4 ranks"
-    assert caught.value.__notes__ == [told]
+    assert caught.value.__notes__ == ["in shard(tensor, rank=0, world=4)", told]
+
+
+@pytest.mark.parametrize(("part", "call"), [
+    ("unshard", "in unshard(pieces of 2 ranks)"),
+    ("reshard", "in reshard(pieces of 2 ranks, world=3)"),
+])
+def test_an_error_of_the_users_function_names_the_call(part: str, call: str) -> None:
+    def failing(pieces: Pieces, *_: int) -> Any:
+        raise ZeroDivisionError
+
+    functions = {"unshard": join, "reshard": recut, part: failing}
+    with pytest.raises(ZeroDivisionError) as caught:
+        check_sharding(rows, functions["unshard"], functions["reshard"], worlds=[2, 3])
+    assert caught.value.__notes__[0] == call
+    assert "shape 0 over 2 ranks" in caught.value.__notes__[1]
 
 
 def test_a_name_that_is_no_law_is_refused() -> None:

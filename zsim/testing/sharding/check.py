@@ -67,7 +67,8 @@ def check_sharding(
     >>> check_sharding(floor, lambda pieces: [row for piece in pieces for row in piece])
     Traceback (most recent call last):
     zsim.testing.sharding.check.ShardLawError: elements_are_held_once: expected it to hold, found \
-shape 1 over 2 ranks: 1 of 1 elements are in no piece, as that at index 0
+shape 1 over 2 ranks: 1 of 1 elements are in no piece of ranks 0 to 1, as that at \
+index 0
     """
     unknown = [name for name in without if name not in LAWS]
     if unknown:

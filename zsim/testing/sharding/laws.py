@@ -5,7 +5,7 @@ A new law is a function and a line in `LAWS`.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
@@ -48,26 +48,32 @@ def a_tensor_is_cut_alike_each_time(cut: Cut, case: ShardCase) -> Iterator[str]:
 def elements_are_held_once(cut: Cut, case: ShardCase) -> Iterator[str]:
     """Every element lies in exactly one piece, and pieces hold nothing else but padding."""
     tensor = cut.tensor(case.shape)
-    held: Counter[Any] = Counter()
+    holders: defaultdict[Any, list[int]] = defaultdict(list)
     for rank, piece in enumerate(cut.pieces(tensor, case.world)):
         padding = set(_padding(cut, case, rank))
-        held.update(v for i, v in enumerate(elements(piece)) if i not in padding)
+        for position, value in enumerate(elements(piece)):
+            if position not in padding:
+                holders[value].append(rank)
     number = prod(case.shape)
-    lost = [value for value in range(1, number + 1) if not held[value]]
+    lost = [value for value in range(1, number + 1) if value not in holders]
     if lost:
-        yield f"{len(lost)} of {number} elements are in no piece, as that at index {lost[0] - 1}"
-    twice = [value for value in range(1, number + 1) if held[value] > 1]
+        yield (
+            f"{len(lost)} of {number} elements are in no piece of ranks 0 to {case.world - 1}, as "
+            f"that at index {lost[0] - 1}"
+        )
+    twice = [value for value in range(1, number + 1) if len(holders.get(value, ())) > 1]
     if twice:
-        yield f"the element at index {twice[0] - 1} is in {held[twice[0]]} pieces"
-    strange = [value for value in held if not 1 <= value <= number]
+        ranks = ", ".join(map(str, holders[twice[0]]))
+        yield f"the element at index {twice[0] - 1} is in pieces of ranks {ranks}"
+    strange = [value for value in holders if not 1 <= value <= number]
     if strange:
-        yield f"a piece holds {strange[0]}, which the tensor does not"
+        yield f"rank {holders[strange[0]][0]} holds {strange[0]}, which the tensor does not"
 
 
 def shards_join_to_the_tensor(cut: Cut, case: ShardCase) -> Iterator[str]:
     """unshard(shard(x)) is x, with its shape."""
     tensor = cut.tensor(case.shape)
-    yield from _differs(tensor, cut.joined(cut.pieces(tensor, case.world), tensor), "joined")
+    yield from _differs(cut, case, tensor, cut.joined(cut.pieces(tensor, case.world), tensor))
 
 
 def padding_is_never_read(cut: Cut, case: ShardCase) -> Iterator[str]:
@@ -77,17 +83,22 @@ def padding_is_never_read(cut: Cut, case: ShardCase) -> Iterator[str]:
         poisoned(cut, piece, padding) if (padding := _padding(cut, case, rank)) else piece
         for rank, piece in enumerate(cut.pieces(tensor, case.world))
     ]
-    yield from _differs(tensor, cut.joined(pieces, tensor), "with -1 in its padding joined")
+    yield from _differs(cut, case, tensor, cut.joined(pieces, tensor), "with -1 in its padding ")
 
 
 def the_tensor_is_left_as_it_was(cut: Cut, case: ShardCase) -> Iterator[str]:
     """shard and unshard change none of their arguments."""
-    tensor = cut.tensor(case.shape)
-    pieces = cut.pieces(tensor, case.world)
+    tensor, pieces = cut.tensor(case.shape), []
+    numbers = elements(tensor)
+    for rank in range(case.world):
+        pieces.append(cut.piece(tensor, rank, case.world))
+        if elements(tensor) != numbers:
+            yield f"shard changed the tensor for rank {rank}"
+            return
     before = [elements(piece) for piece in pieces]
     cut.joined(pieces, tensor)
-    if elements(tensor) != list(range(1, prod(case.shape) + 1)):
-        yield "shard changed the tensor"
+    if elements(tensor) != numbers:
+        yield f"unshard changed the tensor through a piece of ranks 0 to {case.world - 1}"
     changed = [rank for rank, piece in enumerate(pieces) if elements(piece) != before[rank]]
     if changed:
         yield f"unshard changed the piece of rank {changed[0]}"
@@ -111,7 +122,7 @@ def dtypes_are_kept(cut: Cut, case: ShardCase) -> Iterator[str]:
     pieces = cut.pieces(tensor, case.world)
     for name, value in (
         *((f"the piece of rank {rank}", piece) for rank, piece in enumerate(pieces)),
-        ("the joined tensor", cut.joined(pieces, tensor)),
+        (f"what joins ranks 0 to {case.world - 1}", cut.joined(pieces, tensor)),
     ):
         if dtype is not None and getattr(value, "dtype", dtype) != dtype:
             yield f"{name} is of {value.dtype}, the tensor of {dtype}"
@@ -124,12 +135,12 @@ def resharding_is_sharding_anew(cut: Cut, case: ShardCase) -> Iterator[str]:
         return
     tensor = cut.tensor(case.shape)
     pieces = cut.pieces(tensor, case.world)
-    moved = list(cut.reshard(pieces, case.other))
+    moved = cut.moved(pieces, case.other)
     yield from _pieces_differ(
         cut.pieces(tensor, case.other), moved, f"from {case.world} to {case.other} ranks"
     )
     yield from _pieces_differ(
-        pieces, list(cut.reshard(moved, case.world)),
+        pieces, cut.moved(moved, case.world),
         f"from {case.world} to {case.other} ranks and back",
     )
 
@@ -147,10 +158,10 @@ def values_are_kept_to_the_bit(cut: Cut, case: ShardCase) -> Iterator[str]:
             if at not in padding and 1 <= index <= len(values) and value != values[int(index) - 1]:
                 yield f"rank {rank} holds {value!r} for the value {values[int(index) - 1]!r}"
                 return
-    yield from _differs(tensor, cut.joined(pieces, tensor), "joined")
+    yield from _differs(cut, case, tensor, cut.joined(pieces, tensor))
     if cut.reshard is not None:
         yield from _pieces_differ(
-            cut.pieces(tensor, case.other), list(cut.reshard(pieces, case.other)),
+            cut.pieces(tensor, case.other), cut.moved(pieces, case.other),
             f"from {case.world} to {case.other} ranks",
         )
 
@@ -170,25 +181,34 @@ def _padding(cut: Cut, case: ShardCase, rank: int) -> list[int]:
     """Positions in a piece that hold the same whatever the tensor holds: they are padding."""
     number = prod(case.shape)
     first, second = (
-        elements(cut.shard(cut.tensor(case.shape, first=begin), rank, case.world))
+        elements(cut.piece(cut.tensor(case.shape, first=begin), rank, case.world))
         for begin in (1, number + 1)
     )
     return [i for i, (own, other) in enumerate(zip(first, second, strict=False)) if own == other]
 
 
-def _differs(tensor: Any, joined: Any, how: str) -> Iterator[str]:
+def _differs(
+    cut: Cut, case: ShardCase, tensor: Any, joined: Any, how: str = ""
+) -> Iterator[str]:
+    """The first element in which the joined pieces differ from the tensor, with its rank."""
     expected, actual = elements(tensor), elements(joined)
+    ranks = f"pieces of ranks 0 to {case.world - 1}"
     if expected != actual:
         at = next(
             (i for i, pair in enumerate(zip(expected, actual, strict=False)) if pair[0] != pair[1]),
             min(len(expected), len(actual)),
         )
+        holders = [
+            rank for rank, piece in enumerate(cut.pieces(cut.tensor(case.shape), case.world))
+            if at + 1 in elements(piece)
+        ]
+        rank = f", which rank {holders[0]} holds" if holders and at < len(expected) else ""
         yield (
-            f"{how} the pieces give {_at(actual, at)} at index {at}, expected "
-            f"{_at(expected, at)}"
+            f"{how}joined {ranks} give {_at(actual, at)} at index {at}, expected "
+            f"{_at(expected, at)}{rank}"
         )
     elif shape_of(joined) is not None and shape_of(joined) != shape_of(tensor):
-        yield f"{how} the pieces have the shape {shape_of(joined)}, expected {shape_of(tensor)}"
+        yield f"{how}joined {ranks} have the shape {shape_of(joined)}, expected {shape_of(tensor)}"
 
 
 def _at(numbers: list[Any], index: int) -> str:

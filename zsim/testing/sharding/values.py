@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -31,13 +32,26 @@ class Cut:
     dtype: Any = None
     """The dtype that `make` is told; None for its own choice."""
 
+    def piece(self, tensor: Any, rank: int, world: int) -> Any:
+        """A rank's piece."""
+        with _called(f"shard(tensor, rank={rank}, world={world})"):
+            return self.shard(tensor, rank, world)
+
     def pieces(self, tensor: Any, world: int) -> list[Any]:
         """Every rank's piece."""
-        return [self.shard(tensor, rank, world) for rank in range(world)]
+        return [self.piece(tensor, rank, world) for rank in range(world)]
+
+    def moved(self, pieces: list[Any], world: int) -> list[Any]:
+        """The pieces for another world, of functions with `reshard`."""
+        assert self.reshard is not None
+        with _called(f"reshard(pieces of {len(pieces)} ranks, world={world})"):
+            return list(self.reshard(pieces, world))
 
     def joined(self, pieces: list[Any], tensor: Any) -> Any:
         """The tensor of all pieces of `tensor`, of which `unshard` may get the shape."""
-        return self.unshard(pieces, shape_of(tensor)) if self.gives_shape else self.unshard(pieces)
+        shape = (shape_of(tensor),) if self.gives_shape else ()
+        with _called(f"unshard(pieces of {len(pieces)} ranks{', shape' if shape else ''})"):
+            return self.unshard(pieces, *shape)
 
     def tensor(self, shape: Sequence[int], *, first: int = 1) -> Any:
         """A tensor of that shape whose elements are `first`, `first` + 1, …"""
@@ -66,11 +80,21 @@ class Cut:
         bits, top = _finest(self.make, self.dtype)
         if not bits:
             return [top - 2 * (index % (top // 2 + 1)) for index in range(number)]
-        places = [divmod(index, 2 ** (bits - 1)) for index in range(number)]
+        pairs = [divmod(index, 2 ** (bits - 1)) for index in range(number)]
         return [
-            (1 + (2 * place + 1) * 2.0**-bits) * 2.0 ** (top - down % (top + 1))
-            for down, place in places
+            (1 + (2 * odd + 1) * 2.0**-bits) * 2.0 ** (top - down % (top + 1))
+            for down, odd in pairs
         ]
+
+
+@contextmanager
+def _called(call: str) -> Iterator[None]:
+    """Notes the call on whatever the user's function raises."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in {call}")
+        raise
 
 
 FRACTIONS = (52, 23, 10, 7, 3, 2)
