@@ -37,6 +37,8 @@ MARKER = (
 )
 SETTINGS = pytest.StashKey["SessionOptions"]()
 NAMED = pytest.StashKey[list[str]]()
+LEFT_OUT = pytest.StashKey[list[str]]()
+"""Lines on files that are no tests although their folder was named."""
 MISTAKES = pytest.StashKey[dict[str, str]]()
 """Mistakes in markers of the session, by the name of the test without its parameters."""
 
@@ -116,19 +118,27 @@ def _named(config: pytest.Config) -> list[str]:
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """A scenario's file that was asked for: by its name, by a folder, or by --zero-backend."""
-    if file_path.suffix != ".toml" or file_path.name == "pyproject.toml":
+    if file_path.suffix.lower() != ".toml" or file_path.name == "pyproject.toml":
         return None
-    from zsim.testing.scenario_items import ScenarioFile, is_asked_for, is_scenario
+    from zsim.testing.scenario_items import ScenarioFile, left_out
 
     config = parent.config
-    asked_for = _text(config, "backend") or is_asked_for(
-        file_path, _named(config), config.getini("python_files")
+    reason = left_out(
+        file_path, _named(config), config.getini("python_files"),
+        everywhere=bool(_text(config, "backend")),
     )
-    if not asked_for or not is_scenario(file_path):
+    if reason is not None:
+        if reason:
+            config.stash.setdefault(LEFT_OUT, []).append(f"{file_path}: {reason}")
         return None
     file: ScenarioFile = ScenarioFile.from_parent(parent, path=file_path)
     file.settings = _settings(config)
     return file
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """Lines on files that are no tests, below the number of those that are."""
+    return config.stash.get(LEFT_OUT, [])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

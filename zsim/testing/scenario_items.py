@@ -47,6 +47,27 @@ def is_scenario(path: Path) -> bool:
     return len(keys & ESSENTIAL) >= 2
 
 
+def left_out(
+    file: Path, paths: list[str], patterns: list[str], *, everywhere: bool
+) -> str | None:
+    """The reason why a file is no test, "" where nobody asked for it; None for one that is.
+
+    A file that is named is a test, whatever it holds. `everywhere`: --zero-backend is given.
+    """
+    if str(file) in paths:
+        return None
+    asked_for = is_asked_for(file, paths, patterns)
+    if not is_scenario(file):
+        expected = f"expected two of the tables {', '.join(sorted(ESSENTIAL))}, found fewer"
+        return f"{expected}; name the file itself to see its mistakes" if asked_for else ""
+    if asked_for or everywhere:
+        return None
+    if str(file.parent) in paths:
+        return ("a scenario beside tests in Python is a test with --zero-backend=sim, or where the "
+                "file itself is named")
+    return ""
+
+
 def named(config: pytest.Config) -> list[str]:
     """Files and folders that the command line names; none where it leaves them to pytest."""
     if config.args_source is not pytest.Config.ArgsSource.ARGS:

@@ -184,6 +184,32 @@ def test_a_file_that_cannot_be_read_counts_so_that_a_test_says_why(tmp_path):
     assert is_scenario(tmp_path / "none.toml")
 
 
+@pytest.mark.parametrize("text", ["", "model =\n", "[modle]\n[bacth]\n", "\0"])
+def test_a_file_without_tables_of_a_scenario_is_told_by_name_and_fails_where_it_is_named(
+    sessions, text
+):
+    sessions.scenario("ddp-mlp-2")
+    (sessions.path / "scenarios" / "bad.toml").write_text(text)
+    result = sessions.run("scenarios")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([
+        "*scenarios/bad.toml: expected two of the tables batch, cluster, model, strategy, found "
+        "fewer; name the file itself to see its mistakes"
+    ])
+    named = sessions.run("scenarios/bad.toml")
+    named.assert_outcomes(failed=1)
+    named.stdout.fnmatch_lines(["scenarios/bad.toml: *"])
+
+
+def test_scenarios_beside_tests_in_python_are_told_by_name(sessions):
+    sessions.scenario("ddp-mlp-2").rename(sessions.path / "scenarios" / "UPPER.TOML")
+    (sessions.path / "scenarios" / "test_user.py").write_text(WITH_TESTS)
+    result = sessions.run("scenarios")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*UPPER.TOML: a scenario beside tests in Python is a test with *"])
+    sessions.run("scenarios", "--zero-backend=sim").assert_outcomes(passed=2)
+
+
 WITH_TESTS = "def test_of_the_user():\n    pass\n"
 
 
