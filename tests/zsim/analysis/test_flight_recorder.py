@@ -111,17 +111,48 @@ def test_a_rank_that_never_came_is_named_with_what_it_did_last(tmp_path: Path) -
     assert [(wait.rank, wait.absent) for wait in told.waits] == [(0, (2,)), (1, (2,))]
 
 
+def in_order(*calls: Call) -> dict[str, Any]:
+    """A dump of collectives none of which has ended, in groups of ranks 0 and 1."""
+    table = dump_table(list(calls), state="started")
+    table["pg_config"] = {group: {"ranks": "[0, 1]"} for _, group in calls}
+    return table
+
+
+DP, TP = ("all_reduce", "dp"), ("all_gather", "tp")
+
+
 def test_two_groups_in_opposite_order_are_a_ring(tmp_path: Path) -> None:
-    first = dump_table([("all_reduce", "5")], state="started")
-    second = dump_table([("all_gather", "6")], state="started")
-    for table in (first, second):
-        table["pg_config"] = {name: {"ranks": "[0, 1]"} for name in ("5", "6")}
-    told = explained(tmp_path, first, second)
+    told = explained(tmp_path, in_order(DP), in_order(TP))
     assert told.findings[0].kind == "opposite order"
     assert told.findings[0].text == (
-        "groups are used in another order by other ranks: rank 0 waits in all_reduce #1 of 5; "
-        "rank 1 waits in all_gather #1 of 6"
+        "groups are used in another order by other ranks: rank 0 waits in all_reduce #1 of "
+        "undefined dp at train.py:10 and has not entered all_gather #1 of undefined tp; rank 1 "
+        "waits in all_gather #1 of undefined tp at train.py:10 and has not entered all_reduce #1 "
+        "of undefined dp"
     )
+
+
+def test_two_groups_enqueued_in_opposite_order_are_a_ring(tmp_path: Path) -> None:
+    told = explained(tmp_path, in_order(DP, TP, DP), in_order(TP, DP, DP))
+    (finding,) = told.findings
+    assert (finding.kind, finding.ranks) == ("opposite order", (0, 1))
+    assert finding.text == (
+        "groups are used in another order by other ranks: rank 0 enqueued all_reduce #1 of "
+        "undefined dp at train.py:10 before all_gather #1 of undefined tp; rank 1 enqueued "
+        "all_gather #1 of undefined tp at train.py:10 before all_reduce #1 of undefined dp"
+    )
+    (same,) = {each.kind for each in explained(tmp_path, *[in_order(DP, TP)] * 2).findings}
+    assert same == "unfinished"
+
+
+def test_three_groups_in_a_ring_name_each_rank_once(tmp_path: Path) -> None:
+    first, then, last = (("all_reduce", name) for name in "abc")
+    tables = [in_order(first, then), in_order(then, last), in_order(last, first)]
+    for table in tables:
+        table["pg_config"] = {}
+    (finding,) = explained(tmp_path, *tables).findings
+    assert (finding.kind, finding.ranks) == ("opposite order", (0, 1, 2))
+    assert finding.text.count("enqueued") == 3
 
 
 def test_older_entries_that_some_ranks_have_overwritten_are_not_missing(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from statistics import median
 from typing import Any
 
 from zsim.analysis.flight_recorder.dump_file import DEFAULT_GROUP, Dump, DumpEntry
+from zsim.analysis.flight_recorder.finding import KINDS, Calls, DumpFinding, at
+from zsim.analysis.flight_recorder.order import head, opposite
 from zsim.io.units import format_time
-from zsim.ir.order.waits import MOST_TOLD, Wait, named_ranks, rings
+from zsim.ir.order.waits import MOST_TOLD, Wait, named_ranks
 
 UNEVEN = ("gather", "scatter", "all_to_all", "alltoall", "alltoall_base", "reduce_scatter_v",
           "all_gather_v", "_all_to_all_base")
@@ -26,22 +28,6 @@ FEWEST_MATCHED = 8
 """Matched collectives from which on a rank counts as late."""
 LATE_NS = 1_000_000
 """Median delay behind the rank before it, from which a rank counts as late."""
-Calls = dict[int, dict[int, list[DumpEntry]]]
-"""Entries of one group by rank and number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DumpFinding:
-    """One finding: its kind, the ranks at fault first in `text`, and the collective; `seq` counts
-    sends and receives by themselves."""
-
-    kind: str
-    group: str
-    seq: int
-    ranks: tuple[int, ...]
-    text: str
-    completed: bool = False
-    """True where the ranks differ but none hangs: all have completed the collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +52,18 @@ def explain(dumps: Sequence[Dump], *, unread: Sequence[str] = ()) -> Explanation
     names = {name: text for dump in dumps for name, text in dump.descriptions.items()}
     calls = _by_group(dumps)
     members = _members(by_rank, calls)
+    called = {group: f"{names[group] or 'group'} {group}" for group in calls}
+    heads = {group: head(called[group], own, members[group]) for group, own in calls.items()}
+    rings = list(opposite({group: of for group, of in heads.items() if of}))
+    ringed = {group for _, ring in rings for group in ring}
     findings = [
         finding
         for group, of_ranks in calls.items()
-        for finding in _differences(group, names[group], of_ranks, members[group], by_rank)
+        for finding in _differences(called[group], of_ranks, members[group], by_rank)
+        if not (finding.kind == "unfinished" and group in ringed)
     ]
     waits = tuple(_waits(by_rank, calls, members))
-    findings += [*_opposite(waits), *_point_to_point(dumps), *_late(calls)]
+    findings += [*(ring for ring, _ in rings), *_point_to_point(dumps), *_late(calls)]
     order = {kind: number for number, kind in enumerate(KINDS)}
     findings.sort(key=lambda finding: (
         finding.completed, order[finding.kind], finding.group, finding.seq
@@ -82,11 +73,6 @@ def explain(dumps: Sequence[Dump], *, unread: Sequence[str] = ()) -> Explanation
         collectives=sum(len({seq for own in of.values() for seq in own}) for of in calls.values()),
         findings=tuple(findings), waits=waits, unread=tuple(unread),
     )
-
-
-KINDS = ("opposite order", "other op", "other dtype", "other size", "missing", "no dump",
-         "unfinished", "point-to-point", "late")
-"""Kinds of findings, from what hangs to what only costs time."""
 
 
 def _by_group(dumps: Sequence[Dump]) -> dict[str, Calls]:
@@ -113,11 +99,10 @@ def _members(by_rank: Mapping[int, Dump], calls: Mapping[str, Calls]) -> dict[st
 
 
 def _differences(
-    group: str, name: str, calls: Calls, members: Sequence[int], by_rank: Mapping[int, Dump]
+    called: str, calls: Calls, members: Sequence[int], by_rank: Mapping[int, Dump]
 ) -> Iterator[DumpFinding]:
     """The first collective in which the ranks of a group hang. Before it come those that ranks
     issued otherwise and yet completed, the first of each kind."""
-    called = f"{name or 'group'} {group}"
     first = max((min(own) for own in calls.values()), default=0)  # older ones are overwritten
     told = set[str]()
     for seq in sorted({seq for own in calls.values() for seq in own if seq >= first}):
@@ -161,12 +146,12 @@ def _unlike(
                 alike[aspects].append(rank)
         if len(alike) > 1:
             odd, *others = sorted(alike.items(), key=lambda item: (len(item[1]), -item[1][0]))
-            at = next(
+            apart = next(
                 index for index in range(max(map(len, alike)))
                 if len({each[index:index + 1] for each in alike}) > 1
             )
             issued = "; ".join(
-                f"{named_ranks(ranks)} {_issued(present[ranks[0]][at:at + 1], kind)}"
+                f"{named_ranks(ranks)} {_issued(present[ranks[0]][apart:apart + 1], kind)}"
                 for _, ranks in (odd, *others)[:MOST_TOLD]
             )
             all_have = ", which all have completed" if completed else ""
@@ -208,7 +193,7 @@ def _absent(
         findings.append(DumpFinding(
             kind="no dump", group=called, seq=seq, ranks=tuple(dead),
             text=f"#{seq} of {called}: no dump of {named_ranks(dead)}, for which {wait} in "
-                 f"{entry.op}{_at(entry)}",
+                 f"{entry.op}{at(entry)}",
         ))
     return findings
 
@@ -223,14 +208,14 @@ def _unfinished(
     has = "has" if len(ranks) == 1 else "have"
     if passed:
         why = f"{named_ranks(sorted(passed))} {'is' if len(passed) == 1 else 'are'} past it"
-        text = f"{named_ranks(ranks)} {has} not completed {entry.op}{_at(entry)}; {why}"
+        text = f"{named_ranks(ranks)} {has} not completed {entry.op}{at(entry)}; {why}"
     else:
         why = (
             "look at the network and the GPUs, or for a rank without a dump" if many
             else "the dumps of the other ranks would tell why"
         )
         none = "none has" if len(ranks) > 1 else "has not"
-        text = f"{named_ranks(ranks)} {has} entered {entry.op}{_at(entry)} and {none} completed " \
+        text = f"{named_ranks(ranks)} {has} entered {entry.op}{at(entry)} and {none} completed " \
                f"it: {why}"
     return DumpFinding(
         kind="unfinished", group=called, seq=seq, ranks=tuple(ranks),
@@ -250,7 +235,7 @@ def _point_to_point(dumps: Sequence[Dump]) -> Iterator[DumpFinding]:
             more = f", nor {len(later)} more after it" if later else ""
             yield DumpFinding(
                 kind="point-to-point", group=called, seq=entry.seq, ranks=(dump.rank,),
-                text=f"in {called} rank {dump.rank} has not completed {entry.op}{_at(entry)}"
+                text=f"in {called} rank {dump.rank} has not completed {entry.op}{at(entry)}"
                      f"{more}",
             )
 
@@ -275,18 +260,14 @@ def _issued(entries: Sequence[DumpEntry], kind: str) -> str:
         "other dtype": f" of {', '.join(entry.dtypes) or 'no dtype'}",
         "other size": f" of {entry.sizes[0]} into {entry.sizes[1]}",
     }
-    return f"issued {entry.op}{more.get(kind, '')}{_at(entry)}"
-
-
-def _at(entry: DumpEntry) -> str:
-    return f" at {entry.at}" if entry.at else ""
+    return f"issued {entry.op}{more.get(kind, '')}{at(entry)}"
 
 
 def _last(dump: Dump) -> str:
     if not dump.entries:
         return f"rank {dump.rank} issued nothing"
     entry = max(dump.entries, key=lambda entry: entry.created_ns)
-    return f"rank {dump.rank} last issued {entry.op} #{entry.seq} of {entry.group}{_at(entry)}"
+    return f"rank {dump.rank} last issued {entry.op} #{entry.seq} of {entry.group}{at(entry)}"
 
 
 def _waits(
@@ -304,19 +285,6 @@ def _waits(
                     absent=tuple(absent), at=entry.at,
                 )
                 break
-
-
-def _opposite(waits: Sequence[Wait]) -> Iterator[DumpFinding]:
-    """The rings of ranks that wait for each other, each told once."""
-    for ring in rings(waits):
-        steps = "; ".join(
-            f"rank {wait.rank} waits in {wait.op} #{wait.seq} of {wait.group}" for wait in ring
-        )
-        yield DumpFinding(
-            kind="opposite order", group=ring[0].group, seq=ring[0].seq,
-            ranks=tuple(wait.rank for wait in ring),
-            text=f"groups are used in another order by other ranks: {steps}",
-        )
 
 
 def _late(calls: Mapping[str, Calls]) -> Iterator[DumpFinding]:
