@@ -118,6 +118,19 @@ def process_group(arguments: tuple[object, ...]) -> dist.ProcessGroup | None:
     return None
 
 
+def reduction(arguments: tuple[object, ...]) -> str:
+    """The reduction among a c10d operator's arguments, as "MAX"; "" for a sum, without one, and
+    where torch does not tell it."""
+    objects = (cast(Any, each) for each in arguments if isinstance(each, torch.ScriptObject))
+    for argument in objects:
+        if argument._has_method("op"):
+            number = argument.op()
+            kinds = cast(Any, dist.ReduceOp).RedOpType.__members__
+            told = (name for name, kind in kinds.items() if int(kind) == number)
+            return next((name for name in told if name != "SUM"), "")
+    return ""
+
+
 def all_gather(
     output: torch.Tensor, source: torch.Tensor, *, group: dist.ProcessGroup, async_op: bool = False
 ) -> dist.Work | None:

@@ -96,9 +96,11 @@ def test_it(rank):
          ("all_reduce #1 of 4 float32", "all_reduce #1 of 5 float32")),
         ("broadcast(torch.ones(4), 0)", "broadcast(torch.ones(4), 1)",
          ("broadcast #1 of 4 float32, root 0", "broadcast #1 of 4 float32, root 1")),
+        ("all_reduce(torch.ones(4))", "all_reduce(torch.ones(4), op=dist.ReduceOp.MAX)",
+         ("all_reduce #1 of 4 float32", "all_reduce #1 of 4 float32, MAX")),
         ("barrier()", "all_reduce(torch.ones(4))", ("barrier #1", "all_reduce #1 of 4 float32")),
     ],
-    ids=["dtype", "size", "root", "op"],
+    ids=["dtype", "size", "root", "reduction", "op"],
 )
 def test_different_collectives_fail_at_once_with_the_minority_named(
     sessions: RankSessions, first: str, second: str, texts: tuple[str, str]

@@ -118,7 +118,9 @@ class CollectiveChecks:
             over = group_name(ranks, world_size=len(self._world))
             self._progress(f"{op.name} {root}{content} over {over}")
         else:
-            self.enter(op.name, content + f", root {root}" * bool(root), ranks=ranks)
+            reduction = torch_private.reduction(arguments)
+            content += f", {reduction}" * bool(reduction) + f", root {root}" * bool(root)
+            self.enter(op.name, content, ranks=ranks)
         return call()
 
 
