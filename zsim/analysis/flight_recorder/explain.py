@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -104,10 +105,10 @@ def _differences(
     """The first collective in which the ranks of a group hang. Before it come those that ranks
     issued otherwise and yet completed, the first of each kind."""
     first = max((min(own) for own in calls.values()), default=0)  # older ones are overwritten
-    told = set[str]()
+    told, newest = set[str](), _newest(calls)
     for seq in sorted({seq for own in calls.values() for seq in own if seq >= first}):
         present = {rank: calls[rank][seq] for rank in members if seq in calls.get(rank, {})}
-        awaited = _awaited(calls, members, seq)
+        awaited = _awaited(calls, members, seq, newest)
         completed = all(
             entry.completed or (entry.ended and not awaited)
             for entries in present.values() for entry in entries
@@ -162,14 +163,21 @@ def _unlike(
     return []
 
 
-def _awaited(calls: Calls, members: Sequence[int], seq: int) -> list[int]:
+def _newest(calls: Calls) -> dict[int, int]:
+    """The last number in a group that each rank has entered."""
+    return {rank: max(own) for rank, own in calls.items()}
+
+
+def _awaited(
+    calls: Calls, members: Sequence[int], seq: int, newest: Mapping[int, int]
+) -> list[int]:
     """The ranks that have not entered a collective, as far as the dumps tell. A rank without a dump
     has entered what another has completed."""
     inside = [entry for own in calls.values() for entry in own.get(seq, ())]
     met = any(entry.completed and entry.op not in ROOTED for entry in inside)
     return [
         rank for rank in members
-        if max(calls.get(rank, {0: []})) < seq and not (met and rank not in calls)
+        if newest.get(rank, 0) < seq and not (met and rank not in calls)
     ]
 
 
@@ -274,11 +282,13 @@ def _waits(
     by_rank: Mapping[int, Dump], calls: Mapping[str, Calls], members: Mapping[str, Sequence[int]]
 ) -> Iterator[Wait]:
     """The first collective of each rank that others have not entered."""
+    newest = {group: _newest(own) for group, own in calls.items()}
+    awaited = cache(lambda group, seq: _awaited(calls[group], members[group], seq, newest[group]))
     for rank, dump in sorted(by_rank.items()):
         for entry in sorted(dump.entries, key=lambda entry: entry.created_ns):
             if entry.completed:
                 continue
-            absent = _awaited(calls[entry.group], members[entry.group], entry.seq)
+            absent = awaited(entry.group, entry.seq)
             if absent:
                 yield Wait(
                     rank=rank, group=entry.group, seq=entry.seq, op=entry.op,
