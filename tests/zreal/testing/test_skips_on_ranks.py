@@ -118,12 +118,17 @@ class TestCase(unittest.TestCase):
     @pytest.mark.ranks(2)
     def test_method(self): pass
 
+@pytest.mark.ranks(2)
+@pytest.mark.zero(backend="sim")
+def test_both(rank): pass
+
 def test_without_the_marker(rank):
     rank.index
 """)
-    assert [report.longreprtext.splitlines()[-1][:80] for report in reports.values()][:2] == [
+    assert [report.longreprtext.splitlines()[-1][:80] for report in reports.values()][:3] == [
         "marker ranks: expected a plain function, found a coroutine; call asyncio.run in ",
         "marker ranks: expected a function or a method of a plain class, found one of a u",
+        "marker ranks: expected no marker zero beside it, found both; ranks runs the body",
     ]
     assert (
         "rank.index: expected the marker ranks(n) at the test, found none; @pytest.mark.ranks(2)"

@@ -11,7 +11,7 @@ import pytest
 
 from zsim.errors import ArgumentError
 from zsim.ir.sharding import shard as interval
-from zsim.testing.sharding import LAWS, ShardLawError, check_sharding
+from zsim.testing.sharding import LAWS, ShardLawError, by_numel, check_sharding
 
 Pieces = list[list[Any]]
 
@@ -308,8 +308,28 @@ def test_functions_of_tensors_that_get_lists_are_told_of_make() -> None:
 
     with pytest.raises(AttributeError) as caught:
         check_sharding(sizes, join)
-    hint = "tensors are nested lists here; make=torch.tensor makes torch's"
-    assert caught.value.__notes__[-1] == hint
+    assert caught.value.__notes__[-1] == (
+        "tensors are nested lists here; make=torch.tensor makes torch's, and "
+        "*zsim.testing.sharding.by_numel(shard) is for a shard(numel, rank, world)"
+    )
+
+
+def test_functions_of_a_number_of_elements_are_checked_by_their_bounds_or_counts() -> None:
+    def counted(numel: int, rank: int, world: int) -> int:
+        return numel // world + (rank < numel % world)
+
+    def overlapping(numel: int, rank: int, world: int) -> tuple[int, int]:
+        size = -(-numel // world)
+        return rank * size, (rank + 1) * size + 1
+
+    flat = [(numel,) for numel in (0, 1, 5, 8)]
+    assert check_sharding(*by_numel(counted), shapes=flat) == 4 * 8
+    with pytest.raises(ShardLawError, match="elements_are_held_once: .*shape 2 over 2 ranks"):
+        check_sharding(*by_numel(overlapping), shapes=[(1,), (2,)])
+    with pytest.raises(ShardLawError, match="in no piece"):
+        check_sharding(*by_numel(lambda numel, rank, world: numel // world), shapes=flat)
+    with pytest.raises(ArgumentError, match=r"numel=0, .*: expected \(start, stop\)"):
+        check_sharding(*by_numel(lambda numel, rank, world: "all"), shapes=flat)
 
 
 @pytest.mark.quality

@@ -166,7 +166,10 @@ def _require(cut: Cut, case: ShardCase, laws: dict[str, Law]) -> None:
         except Exception as error:
             error.add_note(f"in the law {name}, {case}")
             if cut.make is list and isinstance(error, AttributeError | TypeError):
-                error.add_note("tensors are nested lists here; make=torch.tensor makes torch's")
+                error.add_note(
+                    "tensors are nested lists here; make=torch.tensor makes torch's, and "
+                    "*zsim.testing.sharding.by_numel(shard) is for a shard(numel, rank, world)"
+                )
             raise
         if breach:
             raise ShardLawError(where=name, expected="it to hold", found=f"{case}: {breach}")
