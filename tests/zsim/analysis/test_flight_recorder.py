@@ -332,6 +332,8 @@ def test_what_is_no_dump_is_refused_with_the_reason(
     cases = {
         "cut_1.json": (whole[:200].encode(), "found JSON that was cut"),
         "pickled_1.json": (pickle.dumps({"version": "2.10"}), "found a pickle; a pickle can run"),
+        "text_1.json": (pickle.dumps({"version": "2.10"}, protocol=0), "found a pickle; a pickle"),
+        "brace_1.json": (whole[:whole.index("}") + 1].encode(), "found JSON that was cut"),
         "old_1.json": (whole.replace("2.10", "1.5").encode(), "dump of version 2.x, found \"1.5\""),
         "list_1.json": (b"[]", "found other JSON"),
         "rankless.json": (whole.encode(), "expected a rank in the file's name"),
@@ -357,6 +359,16 @@ def test_what_is_no_dump_is_refused_with_the_reason(
     (tmp_path / "large_1.json").write_text(whole)
     with pytest.raises(DumpError, match="expected at most 100 B, found"):
         read(tmp_path / "large_1.json")
+
+
+def test_a_folder_of_torchs_own_dumps_is_told_to_hold_pickles(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(2):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump_table(STEP)))
+    assert main(["explain", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "found 2 pickles, as nccl_trace_rank_0; a pickle can run code" in error
 
 
 def test_names_from_a_dump_cannot_steer_a_terminal(tmp_path: Path) -> None:

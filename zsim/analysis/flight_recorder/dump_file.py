@@ -117,20 +117,26 @@ def _table(path: Path) -> dict[str, Any]:
         data = path.read_bytes()
     except OSError as error:
         raise _unfit(path, "a file that can be read", str(error.strerror)) from None
-    if data[:1] == b"\x80":
+    if is_pickle(data):
         raise _unfit(path, "JSON", "a pickle", PICKLE)
     try:
         table = loads(data)
     except TwiceError as error:
         raise _unfit(path, "JSON of the flight recorder", str(error)) from None
     except (ValueError, RecursionError):
-        cut = data.rstrip()[-1:] != b"}"
+        opened = max(data.count(b"{") - data.count(b"}"), data.count(b"[") - data.count(b"]"))
+        cut = opened > 0 or data.rstrip()[-1:] != b"}"
         raise _unfit(
             path, "JSON of the flight recorder", "JSON that was cut" if cut else "no JSON"
         ) from None
     if not isinstance(table, dict):
         raise _unfit(path, "JSON of the flight recorder", "other JSON")
     return table
+
+
+def is_pickle(data: bytes) -> bool:
+    """True for the beginning of a pickle of a table: protocol 0 writes text, later ones a mark."""
+    return data[:1] == b"\x80" or data[:2] in (b"(d", b"(l", b"}q")
 
 
 def _entry(path: Path, number: int, row: Any) -> tuple[bool, DumpEntry, str]:

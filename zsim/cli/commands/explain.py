@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 
-from zsim.analysis.flight_recorder.dump_file import Dump, DumpError, read
+from zsim.analysis.flight_recorder.dump_file import PICKLE, Dump, DumpError, is_pickle, read
 from zsim.analysis.flight_recorder.explain import Explanation, explain
 from zsim.cli import terminal
 from zsim.errors import ZsimError
@@ -45,12 +46,22 @@ def _files(names: list[str]) -> list[Path]:
         path = Path(name)
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not inside:
+            pickles = [file.name for file in sorted(path.iterdir()) if _is_pickle(file)]
             raise DumpError(
-                where=name, expected="dumps, *.json, in this folder", found="none",
-                remedy="name the files",
+                where=name, expected="dumps, *.json, in this folder",
+                found=f"{counted(len(pickles), 'pickle')}, as {pickles[0]}" if pickles else "none",
+                remedy=PICKLE if pickles else "name the files",
             )
         paths += inside
     return paths
+
+
+def _is_pickle(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with suppress(OSError), path.open("rb") as file:
+        return is_pickle(file.read(2))
+    return False
 
 
 def _print(told: Explanation) -> None:
