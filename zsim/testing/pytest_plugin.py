@@ -16,6 +16,7 @@ import pytest
 
 if TYPE_CHECKING:
     from zsim.runs.run import Comparison
+    from zsim.scenario.scenario import Scenario
     from zsim.testing.case import BackendCase
     from zsim.testing.settings import SessionOptions
     from zsim.testing.zero import Zero
@@ -200,6 +201,12 @@ def zero(request: pytest.FixtureRequest, _zero_case: BackendCase | None) -> Zero
     from zsim.testing.zero import opened
 
     return opened(request.node, _zero_case, _settings(request.config))
+
+
+@pytest.fixture
+def scenario(zero: Zero) -> Scenario:
+    """The scenario of the marker, with the ranks of the test."""
+    return zero.scenario
 
 
 @pytest.fixture

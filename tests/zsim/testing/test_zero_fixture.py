@@ -57,6 +57,17 @@ def test_without_a_backend_in_the_marker_those_of_the_option_are_taken(sessions)
                              "test_two[sim-2]"]
 
 
+def test_the_fixture_scenario_is_the_markers_with_the_ranks_of_the_test(sessions):
+    sessions.scenario("zero3-mlp-4")
+    sessions.tests(
+        "@pytest.mark.zero(scenario='scenarios/zero3-mlp-4.toml', world_size=[2, 4])\n"
+        "def test_it(scenario, request):\n"
+        "    assert scenario.name == 'zero3-mlp-4'\n"
+        "    assert f'sim-{scenario.world_size}' in request.node.name\n"
+    )
+    sessions.run().assert_outcomes(passed=2)
+
+
 def test_the_keywords_of_a_nearer_marker_win_one_by_one(sessions):
     sessions.backends()
     sessions.tests(
