@@ -340,8 +340,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_of(
         CLUSTER, "clusters",
         ("return rank // self.devices_per_node", "return rank % self.devices_per_node"),
-        ("return self.host_memory_bandwidth // min(self.devices_per_node, self.num_ranks)",
-         "return self.host_memory_bandwidth // self.devices_per_node"),
         ("narrowest = min(self.nic_rates(ranks)", "narrowest = max(self.nic_rates(ranks)"),
         ("widest = min(narrowest, self.links.fabric.bandwidth) if needs_fabric else narrowest",
          "widest = narrowest"),

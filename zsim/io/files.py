@@ -129,3 +129,10 @@ def _full(path: Path, error: OSError, *, nbytes: int) -> PlaceError:
         found=str(error.strerror) + ("" if free is None else f", {free:,} B free"),
         remedy="make room, or name another disk",
     )
+
+
+def not_a_file(path: Path) -> str:
+    """The reason for which nothing can be read from `path`, no regular file."""
+    if not path.exists():
+        return "no such file"
+    return "expected a file, found a folder, a pipe or a device"

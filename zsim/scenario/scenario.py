@@ -23,6 +23,7 @@ from zsim.engine.faults.fault import Fault
 from zsim.errors import ArgumentError, ScenarioError, visible
 from zsim.io import limits
 from zsim.io.arguments import described, path_of
+from zsim.io.files import not_a_file
 from zsim.io.html_table import html_table
 from zsim.io.units import counted
 from zsim.ir.mesh import Mesh
@@ -356,7 +357,7 @@ def load(path: str | PathLike[str]) -> Scenario:
     try:
         if not file.is_file():
             remedy = "`zsim list scenarios` shows those there are, and `zsim new` makes one"
-            raise ScenarioError((f"{file}: file not found, or not a regular one; {remedy}",))
+            raise ScenarioError((f"{file}: {not_a_file(file)}; {remedy}",))
         with file.open("rb") as stream:
             data = stream.read(limits.MAX_BYTES + 1)
     except OSError as error:

@@ -533,8 +533,7 @@ def test_a_file_that_is_too_large_is_not_read(
 
 
 def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TracedModelError, match="expected a traced model, found No such file or "
-                                               "directory"):
+    with pytest.raises(TracedModelError, match="expected a traced model, found no such file; "):
         load(tmp_path / "none.json")
     with pytest.raises(PlaceError, match="expected a file that can be written"):
         save(MODEL, tmp_path)

@@ -539,7 +539,7 @@ def test_a_recommendation_that_is_not_the_fastest_says_which_is_and_why_that_is_
         key=lambda each: each.step_time_ns,
     )
     if fastest is fitted.recommended:
-        assert "the fastest, with " in fitted.reason
+        assert "the fastest of " in fitted.reason
     else:
         assert f"; {fastest.name}, with " in fitted.reason
         assert "to gain less than 2 %" in fitted.reason

@@ -171,7 +171,7 @@ def test_a_test_without_a_scenario_is_told_where_to_name_it(sessions):
     result.stdout.fnmatch_lines([
         "E * test_user.py::test_step[[]sim[]]: expected a scenario, found none; "
         "zero.run(scenario), or @pytest.mark.zero(scenario=…)",
-        "E * *x.toml: file not found, or not a regular one; *",
+        "E * *x.toml: no such file; *",
     ])
     result.assert_outcomes(failed=2)
 

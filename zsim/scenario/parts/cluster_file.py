@@ -47,6 +47,7 @@ from zsim.cluster.measured_times import MeasuredTimes
 from zsim.engine.execution import AttentionKernels
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.io import limits
+from zsim.io.files import not_a_file
 from zsim.io.units import parse_bytes, parse_fraction, parse_time
 
 REMEDY = "`zsim calibrate --from FILE… --out MINE.toml` writes a whole file"
@@ -124,8 +125,8 @@ def parse(data: bytes, *, where: str, nodes: int = 1, ranks: int | None = None) 
 def _read(file: Path, path: str) -> bytes:
     try:
         if not file.is_file():
-            raise ScenarioError((f"cluster.file: {path}: file not found, or not a regular one; it "
-                                 f"is looked for beside the scenario",))
+            raise ScenarioError((f"cluster.file: {path}: {not_a_file(file)}; it is looked for "
+                                 f"beside the scenario",))
         with file.open("rb") as stream:
             return stream.read(limits.MAX_BYTES + 1)
     except (OSError, ValueError) as error:
