@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd.graph import _engine_run_backward
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
@@ -116,6 +117,18 @@ def process_group(arguments: tuple[object, ...]) -> dist.ProcessGroup | None:
             with suppress(RuntimeError):  # a reduction, or other options
                 return dist.ProcessGroup.unbox(argument)
     return None
+
+
+def number_of_group(group: dist.ProcessGroup) -> int:
+    """The number of a group among those of the same ranks, in the order in which they were made."""
+    world: Any = distributed_c10d._world
+    ranks = dist.get_process_group_ranks(group)
+    alike = [
+        str(each.group_name) for each in world.pg_names
+        if each.size() == len(ranks) and dist.get_process_group_ranks(each) == ranks
+    ]
+    name = str(group.group_name)
+    return alike.index(name) + 1 if name in alike else 1
 
 
 def reduction(arguments: tuple[object, ...]) -> str:

@@ -18,6 +18,16 @@ def group_name(ranks: Sequence[int], *, world_size: int) -> str:
     return "world" if len(ranks) == world_size else f"ranks {list(ranks)}"
 
 
+def nth_group(number: int, name: str) -> str:
+    """The name of a group, with its number among those of the same ranks: `group 2 of world`."""
+    return name if number == 1 else f"group {number} of {name}"
+
+
+def without_nth(group: str) -> str:
+    """The name that all groups of the same ranks share."""
+    return group.rpartition(" of ")[2]
+
+
 def is_member(rank: int, group: str) -> bool:
     """True for a rank of the group with this name."""
     return group == "world" or str(rank) in group.partition("[")[2].rstrip("]").split(", ")

@@ -127,6 +127,24 @@ def test_it(rank):
     assert "site-packages" not in report
 
 
+def test_two_groups_of_the_same_ranks_in_opposite_order_fail_at_once(
+    sessions: RankSessions
+) -> None:
+    report = sessions.failure("""
+@pytest.mark.ranks(3, timeout=3600)
+def test_it(rank):
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+    for group in groups[::1 if rank.index else -1] if rank.index < 2 else []:
+        dist.all_reduce(torch.ones(4), group=group)
+""")
+    told, *ranks = report.splitlines()[:3]
+    assert told == "ranks enter different collectives"
+    assert sorted(ranks) == [
+        "  rank 0: all_reduce #0 of 4 float32 over group 2 of ranks [0, 1]",
+        "  rank 1: all_reduce #0 of 4 float32 over ranks [0, 1]",
+    ]
+
+
 def test_a_hang_shows_the_ranks_by_their_place_in_the_code_the_minority_first(
     sessions: RankSessions
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from zreal.processes.rank_status import RankStatus
 from zreal.processes.stacks import Frame, stacks
-from zreal.testing.names import is_member, named
+from zreal.testing.names import is_member, named, without_nth
 from zsim.io.processes import is_stopped
 from zsim.runs.launch.planned_collectives import number_of
 
@@ -54,7 +54,8 @@ def stranded(ranks: Sequence[RankStatus]) -> str:
     ended = [rank for rank in ranks if rank.done]
     lines = []
     for rank in ranks:
-        number, group = number_of(rank.last_collective), rank.last_collective.partition(" over ")[2]
+        number = number_of(rank.last_collective)
+        group = without_nth(rank.last_collective.partition(" over ")[2])
         absent = [
             other.rank for other in ended
             if is_member(other.rank, group) and other.result["counts"].get(group, 0) <= number

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from zreal import torch_private
-from zreal.testing.names import group_name
+from zreal.testing.names import group_name, nth_group
 from zsim.errors import RankError
 
 
@@ -81,17 +81,17 @@ class CollectiveChecks:
         names = [f"c10d::{name}" for name in OPS | BETWEEN_TWO]
         return torch_private.c10d_calls(names, self._seen)
 
-    def enter(self, name: str, content: str, *, ranks: Sequence[int]) -> int:
+    def enter(self, name: str, content: str, *, ranks: Sequence[int], nth: int = 1) -> int:
         """Say and count a collective; returns its number in the group of these `ranks`.
 
         CollectiveMismatchError where the first rank at this number enters another one, by name or
-        `content`.
+        `content` or group. Its group is the `nth` of these ranks.
         """
         __tracebackhide__ = True
         group = group_name(ranks, world_size=len(self._world))
         number = self.counts[group]
         self.counts[group] += 1
-        mine = f"{name} #{number}{content} over {group}"
+        mine = f"{name} #{number}{content} over {nth_group(nth, group)}"
         self._progress(mine)
         key = f"collective/{group}/{number}"
         noted = self._store.compare_set(key, "", f"{self._rank} {mine}").decode()
@@ -120,7 +120,8 @@ class CollectiveChecks:
         else:
             reduction = torch_private.reduction(arguments)
             content += f", {reduction}" * bool(reduction) + f", root {root}" * bool(root)
-            self.enter(op.name, content, ranks=ranks)
+            nth = 1 if group is None else torch_private.number_of_group(group)
+            self.enter(op.name, content, ranks=ranks, nth=nth)
         return call()
 
 
