@@ -25,6 +25,13 @@ def test_each_strategy_is_drawn_and_shrinks_to_a_small_scenario(name: str) -> No
     assert small.batch.accumulation == 1
 
 
+def test_a_property_that_never_holds_shrinks_to_the_plainest_scenario() -> None:
+    small = find(strategies.scenarios(), lambda scenario: True, settings=QUIET)
+    assert (small.strategy, small.world_size, small.batch.accumulation) == ("ddp", 1, 1)
+    assert 'family = "mlp"' in small.to_toml()
+    assert 'parameters = "fp32"' in small.to_toml()
+
+
 def test_awkward_shapes_are_drawn() -> None:
     shapes = strategies.shapes(world=8)
     for awkward in (lambda s: s[0] == 0, lambda s: s[0] == 1, lambda s: s[0] < 8,
