@@ -266,7 +266,7 @@ class GlooBackend:
         from zreal import rank_run
         from zreal.numerics_choice import choose_numerics
         from zreal.processes import launch
-        from zreal.processes.failure_report import LaunchError
+        from zreal.processes.reports.failure_report import LaunchError
 
         interpreter = rank_run.interpreter_of(scenario, options.interpreter)
         _require_transformers(scenario, self.name)

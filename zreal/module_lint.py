@@ -18,7 +18,7 @@ from zreal.tracing.units.param_groups import find_units
 from zsim.analysis.lint import LintFinding
 from zsim.analysis.lint.unit_rules import told_of_empty
 from zsim.cluster.cluster import ClusterSpec, load_cluster
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.errors import ArgumentError
 from zsim.io.arguments import described
 from zsim.io.units import counted, format_bytes

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zreal.meters.measured_step import TrainedRank
-from zreal.modules import reference
+from zreal.modules.numerics import reference
+from zreal.modules.numerics.parity import gradient_differences, largest, relative_differences
 from zreal.modules.optimizers import largest_difference
 from zreal.modules.own.own_module import OwnModel
-from zreal.modules.parity import gradient_differences, largest, relative_differences
 from zreal.reference_cost import available_cores, num_steps, reference_cost
 from zsim.ir.program import RankProgram
 from zsim.ir.run import Numerics

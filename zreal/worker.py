@@ -29,13 +29,13 @@ from zreal.cluster import last_words
 from zreal.cluster.launcher import LaunchedRank, LauncherError, launched_rank
 from zreal.cluster.meeting import meet, store_of
 from zreal.numerics_choice import NumericsChoice, choose_numerics
-from zreal.processes.error_line import error_line
 from zreal.processes.host_memory import require_device_memory
 from zreal.processes.progress import KEPT
 from zreal.processes.rank_device import present_nbytes, start_group, take_device
 from zreal.processes.rank_settings import settle
 from zreal.processes.rank_status import BUILDING, MOVES_OF_A_RUN, NO_COLLECTIVE, RECENT_S
-from zreal.processes.stacks import main_frame
+from zreal.processes.reports.error_line import error_line
+from zreal.processes.reports.stacks import main_frame
 from zreal.rank_run import (
     RENDEZVOUS_S,
     c10d_backend,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from zsim.version import __version__
 
 if TYPE_CHECKING:
-    from zsim.analysis.fit_table import Candidate as Candidate
-    from zsim.analysis.fit_table import Fit as Fit
+    from zsim.analysis.fit.fit_table import Candidate as Candidate
+    from zsim.analysis.fit.fit_table import Fit as Fit
     from zsim.analysis.jitter import JitteredSteps as JitteredSteps
     from zsim.analysis.jitter import jitter as jitter
     from zsim.analysis.lint import LintFinding as LintFinding
@@ -55,12 +55,12 @@ _MODULES = {
     "ArgumentError": "zsim.errors",
     "BackendUnavailableError": "zsim.errors",
     "Bytes": "zsim.io.quantities",
-    "Candidate": "zsim.analysis.fit_table",
+    "Candidate": "zsim.analysis.fit.fit_table",
     "Comparison": "zsim.runs.run",
     "DeadlockError": "zsim.errors",
     "Duration": "zsim.io.quantities",
     "Exported": "zsim.configs.exported",
-    "Fit": "zsim.analysis.fit_table",
+    "Fit": "zsim.analysis.fit.fit_table",
     "GiB": "zsim.io.quantities",
     "Imported": "zsim.configs.imported",
     "JitteredSteps": "zsim.analysis.jitter",

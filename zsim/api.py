@@ -36,7 +36,7 @@ from zsim.scenario.scenario import Scenario, load
 from zsim.scenario.work_limits import MANY_TIMES
 
 if TYPE_CHECKING:
-    from zsim.analysis.fit_table import Fit
+    from zsim.analysis.fit.fit_table import Fit
     from zsim.analysis.why import Why
     from zsim.cluster.testbed import Layout
     from zsim.engine.timeline import Timeline
@@ -140,7 +140,7 @@ def released_ns(case: Planned, verdict: MemoryVerdict) -> int:
     the same device with room for all."""
     if not verdict.releases_per_step:
         return 0
-    from zsim.memory import full_device
+    from zsim.memory.allocator import full_device
 
     full, roomy = full_device.with_calls(case, verdict), full_device.without_calls(case)
     return simulator.step_time(full).ns - simulator.step_time(roomy).ns
@@ -148,11 +148,11 @@ def released_ns(case: Planned, verdict: MemoryVerdict) -> int:
 
 def on_device(program: Program, scenario: Scenario, cluster: ClusterSpec) -> Program:
     """`program` with the driver's calls of a step that fills the device, as of
-    `zsim.memory.full_device`.
+    `zsim.memory.allocator.full_device`.
 
     Without figures of the GPU's non-torch memory it stays as it is.
     """
-    from zsim.memory import full_device
+    from zsim.memory.allocator import full_device
 
     try:
         return full_device.on_device(program, scenario, cluster)
@@ -165,7 +165,7 @@ def with_caches(scenario: Scenario, record: RunRecord, cluster: ClusterSpec) -> 
     GPU without figures of its workspaces."""
     if record.interpreter != "simulator" or cluster.kind != "cuda":
         return record
-    from zsim.memory.cache_record import cache_records
+    from zsim.memory.allocator.cache_record import cache_records
     from zsim.scenario.plan import plan
 
     steady = {rank.rank: rank.phases["steady"].memory for rank in record.ranks}
@@ -274,7 +274,7 @@ def fit(scenario: Scenario, *, say: Callable[[str], None] | None = None) -> Fit:
     >>> fit(load("scenarios/parity/fsdp2-mlp-4.toml")).recommended.name
     'ddp'
     """
-    from zsim.analysis import fit as fitting
+    from zsim.analysis.fit import fit as fitting
 
     _require_scenario(scenario)
     fault_support.require_none(scenario, purpose="a choice of strategies")
@@ -298,7 +298,7 @@ def why(run: Run) -> Why:
 
 def simulated_step(scenario: Scenario) -> tuple[Program, Timeline]:
     """The Program of the scenario on its own cluster, with its faults, and its simulated times."""
-    from zsim.engine.costs import Costs
+    from zsim.engine.costs.op_costs import Costs
     from zsim.engine.faults.faulty_step import simulate_faulty_step
     from zsim.scenario.plan import plan
 
@@ -315,7 +315,7 @@ def reasons(
     """Reasons for the length of the step that `timeline` has of the scenario's `program`, on `rank`
     or on the rank that ends last."""
     from zsim.analysis import critical_path
-    from zsim.engine.costs import Costs
+    from zsim.engine.costs.op_costs import Costs
 
     launch_queue = Costs(cluster=scenario.cluster, execution=scenario.executed).launch_queue
     answer = critical_path.explain(program, timeline, rank=rank, launch_queue=launch_queue)

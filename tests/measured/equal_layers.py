@@ -1,9 +1,9 @@
 """Steps without most of their equal layers against whole ones: `python -m
 tests.measured.equal_layers --out FILE`.
 
-Random scenarios (tests.support.layer_cases), each simulated in both ways. The record counts those
-that were equal to the nanosecond, and those in which all layers were simulated. The exit status is
-1 where any time differs.
+Random scenarios (tests.support.cases.layer_cases), each simulated in both ways. The record counts
+those that were equal to the nanosecond, and those in which all layers were simulated. The exit
+status is 1 where any time differs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import zsim
-from tests.support.layer_cases import RECURRING, outcome, with_layers
+from tests.support.cases.layer_cases import RECURRING, outcome, with_layers
 from zsim.version import __version__
 
 

@@ -33,13 +33,13 @@ from tests.measured.launched_faults import (
     full_disk_of_the_controller,
     port_taken,
 )
-from tests.support.faults import CHANGES, ENDS, FULL_DISK, Fault
+from tests.support.faulty.faults import CHANGES, ENDS, FULL_DISK, Fault
 from tests.support.folders import PARITY
 from zreal.processes import launch
-from zreal.processes.failure_report import LaunchError
 from zreal.processes.fork_server import server_pid
+from zreal.processes.reports.failure_report import LaunchError
 from zsim.calibration.machine import machine_file
-from zsim.io.processes import children
+from zsim.io.system.processes import children
 from zsim.ir.run import IncompleteRunError, RunRecord
 from zsim.runs import registry
 from zsim.runs.backend import RunOptions
@@ -66,7 +66,7 @@ def fail(scenario: Scenario, fault: Fault, *, limit_s: float = LIMIT_S) -> dict[
     def faulty(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
         assert target == "zreal.rank_run:launched_rank"
         job = {**arguments, "fault": fault.table()}
-        return start("tests.support.faults:faulty_rank", job, **more)
+        return start("tests.support.faulty.faults:faulty_rank", job, **more)
 
     setattr(launch, "launch", faulty)  # noqa: B010  mypy
     began, error, blamed = time.time(), None, ""
@@ -149,7 +149,9 @@ def ports_grabbed(ranks: int, *, folder: Path, launches: int = LAUNCHES) -> dict
     try:
         for _ in range(launches):
             try:
-                sums = launch.launch("tests.support.faults:connected_rank", {}, world_size=ranks)
+                sums = launch.launch(
+                    "tests.support.faulty.faults:connected_rank", {}, world_size=ranks
+                )
                 assert sums == [sum(range(ranks))] * ranks
             except LaunchError as error:
                 errors.append(str(error))
@@ -187,7 +189,7 @@ def draws(number: int) -> list[tuple[str, Fault]]:
 def rows_of(part: str, number: int, folder: Path) -> Iterator[dict[str, Any]]:
     """The rows of one part; `number` of random ones."""
     if part in ("matrix", "random"):
-        launch.launch("tests.support.faults:connected_rank", {}, world_size=1)  # loads torch
+        launch.launch("tests.support.faulty.faults:connected_rank", {}, world_size=1)  # loads torch
         for index, (name, fault) in enumerate(matrix() if part == "matrix" else draws(number)):
             told = replace(fault, stamp=str(folder / f"{part}{index}"))
             yield fail(load(PARITY / f"{name}.toml"), told)

@@ -230,7 +230,8 @@ def real_ranks(device: str, left_s: float, names: Sequence[str]) -> dict[str, An
     """The comparisons of real ranks that share the device, as `zsim validate` prints them."""
     backend = "nccl" if device == "cuda" else "gloo"
     with tempfile.TemporaryDirectory() as folder:
-        launch = f"{sys.executable} {ROOT / 'tests/support/slurm.py'} {{ranks}} {{worker}}"
+        slurm = ROOT / "tests/support/launchers/slurm.py"
+        launch = f"{sys.executable} {slurm} {{ranks}} {{worker}}"
         files = [str(PARITY / f"{name}.toml") for name in names]
         return json_of([
             "validate", *files, "--against", backend, "--launch", launch, "--save", folder,

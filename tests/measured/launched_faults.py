@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support.faults import Fault
+from tests.support.faulty.faults import Fault
 from tests.support.folders import PARITY, ROOT
 from zsim.errors import RankError
 from zsim.ir.run import IncompleteRunError
@@ -47,7 +47,7 @@ def fail_launched(
     told, stamp = folder / "fault.json", folder / "moment"
     told.write_text(json.dumps(replace(fault, stamp=str(stamp)).table()))
     where = "--standalone" if port is None else f"--master-port {port}"
-    rank = f"{sys.executable} -m tests.support.faulty_worker {told} {{worker}}"
+    rank = f"{sys.executable} -m tests.support.faulty.faulty_worker {told} {{worker}}"
     backend = LaunchedBackend(
         name="gloo", device="cpu", folder=folder, launch=f"{TORCHRUN} {where} {rank}"
     )

@@ -20,14 +20,15 @@ SUITES: dict[str, tuple[str, ...]] = {
     "mesh": ("tests/zsim/ir/test_mesh.py",),
     "ledger": ("tests/zsim/ir/test_ledger.py",),
     "flat buffers": (
-        "tests/zsim/strategies/test_flat_groups.py", "tests/zsim/strategies/test_strategies.py",
-        "tests/zsim/strategies/test_zero_groups.py",
-        "tests/zsim/testing/test_exceptions_of_laws.py",
+        "tests/zsim/strategies/groups/test_flat_groups.py",
+        "tests/zsim/strategies/groups/test_zero_groups.py",
+        "tests/zsim/strategies/test_strategies.py",
+        "tests/zsim/testing/laws/test_exceptions_of_laws.py",
         "tests/zsim/strategies/published/test_published_communication.py",
     ),
     "fully_shard": (
         "tests/zsim/strategies/test_strategy_fsdp2.py",
-        "tests/zsim/testing/test_exceptions_of_laws.py", "tests/zsim/strategies/test_edges.py",
+        "tests/zsim/testing/laws/test_exceptions_of_laws.py", "tests/zsim/strategies/test_edges.py",
     ),
     "flat parameters": (
         "tests/zsim/strategies/test_strategy_fsdp1.py", "tests/zsim/strategies/test_edges.py",
@@ -35,7 +36,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "optimizers": ("tests/zsim/strategies/test_optimizers.py",),
     "collectives": ("tests/zsim/cluster/test_collectives.py",),
     "clusters": ("tests/zsim/cluster/test_cluster.py",),
-    "allocator": ("tests/zsim/memory/test_caching_allocator.py",),
+    "allocator": ("tests/zsim/memory/allocator/test_caching_allocator.py",),
     "engine": (
         "tests/zsim/engine/test_rank_schedule.py", "tests/zsim/engine/faults",
         "tests/zsim/engine/test_simulate.py",
@@ -68,7 +69,8 @@ RING, GLOO, CLUSTER = (
     "zsim/cluster/cluster.py",
 )
 ALLOCATOR, SIMULATE, SCHEDULE = (
-    "zsim/memory/caching_allocator.py", "zsim/engine/simulate.py", "zsim/engine/rank_schedule.py",
+    "zsim/memory/allocator/caching_allocator.py", "zsim/engine/simulate.py",
+    "zsim/engine/rank_schedule.py",
 )
 FAIR, LINKS, FOLDING = (
     "zsim/engine/contention/max_min_fairness.py", "zsim/engine/contention/link_contention.py",

@@ -14,7 +14,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from tests.support.situations import PAIRS, sweep, too_seldom
+from tests.support.cases.situations import PAIRS, sweep, too_seldom
 from zsim.testing.laws import LAWS
 from zsim.version import __version__
 

@@ -1,8 +1,8 @@
 """Rings as steps against flows: `python -m tests.measured.ring_steps --out FILE`.
 
-Random collectives at once (`tests.support.ring_cases`), each simulated in both details. The record
-has how many differ, by how much and why, and what late and slow ranks and links change. The exit
-status is 1 where a law is broken.
+Random collectives at once (`tests.support.cases.ring_cases`), each simulated in both details. The
+record has how many differ, by how much and why, and what late and slow ranks and links change.
+The exit status is 1 where a law is broken.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.ring_cases import REASONS, TROUBLES, breaches, compared, drawn, reason
+from tests.support.cases.ring_cases import REASONS, TROUBLES, breaches, compared, drawn, reason
 from zsim.version import __version__
 
 SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)

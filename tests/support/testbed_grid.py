@@ -22,7 +22,7 @@ from zreal.backends import GlooBackend
 from zsim.calibration.machine import here, machine_file, shaped
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.testbed import Layout, layout
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.io import files
 from zsim.ir.run import RunRecord
 from zsim.runs.backend import RunOptions

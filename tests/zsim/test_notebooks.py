@@ -12,7 +12,7 @@ import pytest
 import zsim
 from tests.support.folders import PARITY, SCENARIOS
 from zsim.errors import ZsimError
-from zsim.io.html_table import html_table
+from zsim.io.notebook.html_table import html_table
 
 NOTEBOOKS = sorted((SCENARIOS / "notebooks").glob("*.ipynb"))
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from zreal.executor.flat_rank import FlatRank
 from zreal.executor.replicated_rank import ReplicatedRank
 from zreal.meters.measured_step import BeginPart
-from zreal.modules import batches as batching
-from zreal.modules.host_saving import HostSaving
+from zreal.modules.host.host_saving import HostSaving
 from zreal.modules.modules import Model
+from zreal.modules.numerics import batches as batching
 from zreal.modules.optimizers import largest_difference
 from zsim.errors import ProgramError
 from zsim.ir.ops import Op, OpKind

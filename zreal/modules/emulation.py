@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 )
 
 from zsim.cluster.cluster import ClusterSpec
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.errors import BackendUnavailableError
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario

@@ -16,10 +16,10 @@ from torch.nn.utils import clip_grad_norm_
 from zreal.meters.held_memory import held_bytes
 from zreal.meters.measured_step import BeginPart, MeasuredRank, TrainedRank
 from zreal.meters.recording import units_of
-from zreal.modules import batches as batching
 from zreal.modules import modules
-from zreal.modules.host_saving import HostSaving
-from zreal.modules.initial_values import Initialiser, copies_of_buffers, move_buffers
+from zreal.modules.host.host_saving import HostSaving
+from zreal.modules.numerics import batches as batching
+from zreal.modules.numerics.initial_values import Initialiser, copies_of_buffers, move_buffers
 from zreal.observer.subjects import Subject
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.observer.whole_tensors import whole_gradients, whole_parameters

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from typing import Any
 
-from zsim.io.processes import STOPPED, is_stopped
+from zsim.io.system.processes import STOPPED, is_stopped
 
 CLOSING_S = 1.0
 """Seconds between the end of a large process's connections and its exit status."""

@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from zreal.processes.failure_report import launch_error, not_started, server_ended
 from zreal.processes.fork_server import (
     CLOSING_S,
     REASONS,
@@ -31,7 +30,8 @@ from zreal.processes.fork_server import (
 from zreal.processes.progress import Progress
 from zreal.processes.rank_process import rank_main
 from zreal.processes.rank_status import RankStatus
-from zsim.io.signals import undisturbed
+from zreal.processes.reports.failure_report import launch_error, not_started, server_ended
+from zsim.io.system.signals import undisturbed
 from zsim.runs.launch.planned_collectives import Planned
 
 PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.rank_run"]

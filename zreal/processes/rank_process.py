@@ -19,9 +19,9 @@ from typing import Any
 
 from zreal.namespaces import IN_TESTBED, INTERFACE, PR_SET_PDEATHSIG, enter_host
 from zreal.processes.descendants import adopt_orphans, descendants
-from zreal.processes.error_line import error_line
 from zreal.processes.progress import Progress
-from zreal.processes.stacks import answer_when_asked
+from zreal.processes.reports.error_line import error_line
+from zreal.processes.reports.stacks import answer_when_asked
 
 
 def rank_main(

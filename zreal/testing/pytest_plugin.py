@@ -147,7 +147,7 @@ def _kept(item: pytest.Item) -> Any:
 
     folder = _option(item.config, "zero_artifacts")
     if folder:
-        from zsim.testing.names_of_tests import folder_of
+        from zsim.testing.plugin.names_of_tests import folder_of
 
         folder = Path(folder).absolute() / folder_of(item.nodeid)
     return Kept(folder=folder or None, of=_option(item.config, "zero_keep_logs") or KEPT[0])

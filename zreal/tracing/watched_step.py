@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zreal import torch_private
-from zreal.modules import batches
+from zreal.modules.numerics import batches
 from zreal.tracing.errors import UntraceableError, refuse
 from zreal.tracing.fake_module import Faked
 from zreal.tracing.fakes.known_values import as_on_real_tensors

@@ -13,7 +13,7 @@ from math import ceil, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.faults.draws import expected_largest
 from zsim.engine.faults.fault import Fault, Jitter
 from zsim.engine.faults.faulty_program import faulty_program
@@ -23,7 +23,7 @@ from zsim.errors import ArgumentError
 from zsim.io.arguments import described
 from zsim.io.units import counted, format_time
 from zsim.ir.gc_pause import uncollected
-from zsim.memory.full_device import filled
+from zsim.memory.allocator.full_device import filled
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 

@@ -25,7 +25,7 @@ from zsim.calibration.data.records import (
     Step,
 )
 from zsim.calibration.row_predictions import Predicted, predictions
-from zsim.io import parallel
+from zsim.io.system import parallel
 
 MATTERS = 0.03
 """Pairs whose measured times differ by less say nothing about a sign: identical runs differ by 1 to

@@ -19,7 +19,7 @@ from signal import SIGINT, SIGTERM
 from zsim.cli import arguments, file_commands
 from zsim.cli.streams import guarded
 from zsim.errors import ScenarioError, ZsimError, visible
-from zsim.io.signals import Terminated, terminable
+from zsim.io.system.signals import Terminated, terminable
 from zsim.ir.gc_pause import uncollected
 from zsim.runs.compare.agreement import ASPECTS
 from zsim.runs.numerics_mode import NUMERICS_MODES

@@ -59,7 +59,7 @@ class Overheads:
     and to run a hook of FSDP. Those to dispatch a DTensor that the optimizer steps on a CPU.
 
     Where ranks compute on the cores that collectives need too, a collective waits up to `wake` for
-    the operating system to run its threads (`zsim.engine.costs.TICK_NS`).
+    the operating system to run its threads (`zsim.engine.costs.op_costs.TICK_NS`).
     """
 
     collective: int

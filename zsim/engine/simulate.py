@@ -8,7 +8,7 @@ the simulation. A member's arrival is known no later than the last completion it
 event lies in the past.
 
 Copies to and from the host, and work on it, are events too: they share links and memory of their
-node (`zsim.engine.host_work`).
+node (`zsim.engine.costs.host_work`).
 
 Communicators contend when they share links of a rank and together need more than all of them. Each
 running collective then has its max–min fair share (`zsim.engine.contention.link_contention`),

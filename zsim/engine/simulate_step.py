@@ -33,7 +33,7 @@ tenths where FSDP1's copies overlap much."""
 
 
 class StepCosts(OverlapCosts, RingCosts, Protocol):
-    """The cost model of a whole step; `zsim.engine.costs.Costs` is the product's."""
+    """The cost model of a whole step; `zsim.engine.costs.op_costs.Costs` is the product's."""
 
     @property
     def execution(self) -> Execution:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from zsim.engine.equal_micro_batches import FEWEST
 from zsim.ir.program import PhaseName, RankProgram
 from zsim.ir.run import MemoryRecord
-from zsim.memory.reserved import AllocatorRecord
+from zsim.memory.allocator.reserved import AllocatorRecord
 
 STEPS: tuple[PhaseName, ...] = ("first", "steady")
 

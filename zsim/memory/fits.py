@@ -18,13 +18,13 @@ from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc, DriverCalls, Op
 from zsim.ir.program import PhaseName, Program, RankProgram
 from zsim.ir.run import MemoryRecord
-from zsim.memory import reserved as allocator
+from zsim.memory.allocator import reserved as allocator
+from zsim.memory.allocator.out_of_memory import Pressure, pressure
 from zsim.memory.equal_micro_batches import begins, blocks_repeat, bytes_repeat
 from zsim.memory.holdings import until_end
 from zsim.memory.host import host_memory
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.non_torch import NonTorchMemory, capacity, cublas_workspace, outside, total
-from zsim.memory.out_of_memory import Pressure, pressure
 from zsim.memory.rank_classes import rank_classes
 from zsim.scenario.plan import Planned
 

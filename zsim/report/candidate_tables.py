@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zsim import api
-from zsim.analysis.fit_table import Candidate, Fit
+from zsim.analysis.fit.fit_table import Candidate, Fit
 from zsim.errors import ZsimError
 from zsim.io.units import format_bytes, format_time
 from zsim.report.timeline_tables import Table

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.ring_hops import hops
 from zsim.cluster.routes import device_name, graph
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.io.units import counted
 from zsim.ir.mesh import AXES, Mesh
 from zsim.ir.ops import COLLECTIVES

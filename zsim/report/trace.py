@@ -13,13 +13,13 @@ from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives.nccl.tuner import bus_factor
 from zsim.cluster.ring_hops import Hop, hops
 from zsim.cluster.routes import device_name
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.timeline import Times
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import Program
 from zsim.ir.run import RunRecord
 from zsim.report.memory_walk import walk
-from zsim.runs.trace_notes import RankNotes, SpanNote, TraceNotes
+from zsim.runs.pictures.trace_notes import RankNotes, SpanNote, TraceNotes
 from zsim.scenario.scenario import Scenario
 
 Shares = dict[tuple[str, str], float]

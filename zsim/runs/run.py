@@ -13,7 +13,7 @@ from typing import Any
 from zsim.cluster.host import HostMemory
 from zsim.errors import ArgumentError
 from zsim.io.arguments import described, path_of
-from zsim.io.html_table import html_table
+from zsim.io.notebook.html_table import html_table
 from zsim.io.quantities import Bytes, Duration
 from zsim.io.units import counted, format_bytes
 from zsim.ir.ops import COLLECTIVES
@@ -29,10 +29,11 @@ from zsim.ir.run import (
     sees,
 )
 from zsim.models.torch_versions import SUPPORTED
-from zsim.runs import metrics, plots, saved
+from zsim.runs import metrics, saved
 from zsim.runs.compare.agreement import Agreement, Aspect
 from zsim.runs.compare.check import Check
 from zsim.runs.metrics import Figures, Traffic
+from zsim.runs.pictures import plots
 from zsim.runs.run_figures import Collectives, ExposedCommunication, PeakMemory
 from zsim.scenario import expect
 from zsim.scenario.expect import Verdict

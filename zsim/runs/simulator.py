@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.engine import error_bands
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.equal_micro_batches import repeated
 from zsim.engine.faults.arrivals import late_ranks
 from zsim.engine.faults.fault import FAULT_KINDS, Jitter

@@ -24,7 +24,7 @@ from zsim.errors import ArgumentError, ScenarioError, visible
 from zsim.io import limits
 from zsim.io.arguments import described, path_of
 from zsim.io.files import not_a_file
-from zsim.io.html_table import html_table
+from zsim.io.notebook.html_table import html_table
 from zsim.io.units import counted
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing

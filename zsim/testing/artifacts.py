@@ -9,8 +9,9 @@ import pytest
 
 from zsim.io import files
 from zsim.ir.run import RunRecord
-from zsim.runs import chrome_trace, saved
-from zsim.testing.names_of_tests import file_name, folder_of
+from zsim.runs import saved
+from zsim.runs.pictures import chrome_trace
+from zsim.testing.plugin.names_of_tests import file_name, folder_of
 
 FOLDER = pytest.StashKey[Path]()
 """The folder of a test that has run something."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zsim.runs.run import Comparison
     from zsim.scenario.scenario import Scenario
     from zsim.testing.case import BackendCase
-    from zsim.testing.settings import SessionOptions
+    from zsim.testing.plugin.settings import SessionOptions
     from zsim.testing.zero import Zero
 
 OPTIONS = {
@@ -79,9 +79,9 @@ def _settings(config: pytest.Config) -> SessionOptions:
     """The options of the session, read when they are first needed; UsageError for a mistake."""
     if SETTINGS not in config.stash:
         from zsim.errors import ZsimError
-        from zsim.testing import settings
         from zsim.testing.artifacts import Logs
-        from zsim.testing.session_summary import Summary
+        from zsim.testing.plugin import settings
+        from zsim.testing.plugin.session_summary import Summary
 
         def text_of(name: str) -> str:
             return _text(config, name)
@@ -110,7 +110,7 @@ def pytest_configure_node(node: Any) -> None:
 
 def _named(config: pytest.Config) -> list[str]:
     if NAMED not in config.stash:
-        from zsim.testing.scenario_items import named
+        from zsim.testing.plugin.scenario_items import named
 
         told = getattr(config, "workerinput", {}).get("zero_named")
         config.stash[NAMED] = named(config) if told is None else told
@@ -121,7 +121,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     """A scenario's file that was asked for: by its name, by a folder, or by --zero-backend."""
     if file_path.suffix.lower() != ".toml" or file_path.name == "pyproject.toml":
         return None
-    from zsim.testing.scenario_items import ScenarioFile, left_out
+    from zsim.testing.plugin.scenario_items import ScenarioFile, left_out
 
     config = parent.config
     reason = left_out(
@@ -156,7 +156,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                               "arguments, found neither")
         return
     from zsim.errors import ZsimError
-    from zsim.testing.marker import cases
+    from zsim.testing.plugin.marker import cases
 
     compares = "_zero_compares" in metafunc.fixturenames
     try:

@@ -25,9 +25,9 @@ from zsim.scenario.scenario import Scenario, load
 from zsim.testing import artifacts, goldens
 from zsim.testing.case import SIM, BackendCase, Source, scaled
 from zsim.testing.laws import check_laws
-from zsim.testing.names_of_tests import file_name
+from zsim.testing.plugin.names_of_tests import file_name
+from zsim.testing.plugin.settings import SessionOptions
 from zsim.testing.regression import EDITED, INCOMPLETE
-from zsim.testing.settings import SessionOptions
 
 
 class MisuseError(ArgumentError):

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zreal.modules import batches, modules
+from zreal.modules import modules
+from zreal.modules.numerics import batches
 from zsim.ir.ops import ACCUMULATE
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import parse

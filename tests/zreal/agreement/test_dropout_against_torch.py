@@ -11,7 +11,8 @@ import torch
 import zsim
 from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zreal import torch_private
-from zreal.modules import batches, modules
+from zreal.modules import modules
+from zreal.modules.numerics import batches
 from zsim.errors import ScenarioError
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse

@@ -20,15 +20,15 @@ import pytest
 from torch.nn.utils import clip_grad_norm_
 
 from tests.support.agreement import steps_until_steady
+from tests.support.cases.memory_matrix import matrix
+from tests.support.cases.sampling import one_in
 from tests.support.installed_torch import TORCH
-from tests.support.memory_matrix import matrix
-from tests.support.sampling import one_in
 from zreal import torch_private
 from zreal.meters.memory import MemoryMeter
 from zreal.meters.mesh_groups import device_mesh
-from zreal.modules import batches as batching
 from zreal.modules import modules
-from zreal.modules.initial_values import made
+from zreal.modules.numerics import batches as batching
+from zreal.modules.numerics.initial_values import made
 from zreal.observer.subjects.table import SUBJECTS
 from zsim.ir.ops import Alloc, Op
 from zsim.scenario.plan import plan

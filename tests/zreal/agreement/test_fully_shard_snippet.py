@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from zreal.meters.collectives import CollectiveRecorder
-from zreal.modules.batches import inputs
+from zreal.modules.numerics.batches import inputs
 from zreal.modules.modules import build
 from zsim import load
 

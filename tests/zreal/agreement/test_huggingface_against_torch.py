@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from tests.support.agreement import differences, inexact
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from tests.zreal.agreement.test_event_order import of_program, of_torch
 from tests.zreal.tracing.test_tracing_against_torch import traced_events
 from zreal import backends, torch_private
-from zreal.modules import batches, modules
+from zreal.modules import modules
+from zreal.modules.numerics import batches
 from zreal.tracing.trace import trace
 from zsim.autograd.lowering.lower_model import lower
 from zsim.autograd.lowering.lowered import Accumulated, NodeOver, Recomputed

@@ -22,9 +22,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.cases.memory_matrix import TRACED, matrix
 from tests.support.folders import MEASURED
 from tests.support.installed_torch import TORCH
-from tests.support.memory_matrix import TRACED, matrix
 from tests.zreal.tracing.traced_subject import Subject
 from tests.zreal.tracing.user_modules import DEEP, SHARING
 from zreal import torch_private

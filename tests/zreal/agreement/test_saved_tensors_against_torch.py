@@ -15,9 +15,9 @@ from torch.autograd.graph import save_on_cpu
 
 import zsim
 from tests.support.agreement import inexact
+from tests.support.cases.memory_matrix import matrix
 from tests.support.folders import PARITY
-from tests.support.memory_matrix import matrix
-from zreal.modules.host_saving import HostSaving
+from zreal.modules.host.host_saving import HostSaving
 from zsim.errors import ScenarioError
 from zsim.ir.host_ledger import SAVED, replay_host
 from zsim.models.training_options import SavedTensorsHook

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.agreement import inexact
+from tests.support.cases.sampling import one_in
 from tests.support.installed_torch import TORCH
-from tests.support.sampling import one_in
 from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zsim.errors import ScenarioError
 from zsim.models.checkpointing import Checkpointing

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from zreal.processes.launch import launch
-from zsim.analysis.checkpoints.dcp_plan import written
-from zsim.analysis.checkpoints.file_reads import file_reads, host_peak
+from zsim.analysis.checkpoints.files.dcp_plan import written
+from zsim.analysis.checkpoints.files.file_reads import file_reads, host_peak
 from zsim.analysis.checkpoints.state import StateTensor, TrainingState, state_of
 from zsim.scenario.scenario import Scenario
 

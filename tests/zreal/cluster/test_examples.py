@@ -29,7 +29,7 @@ expected="-N --ntasks-per-node --gpus-per-node --cpu-bind none --kill-on-bad-exi
 [ "$1 $3 $5 $7 $8 $9" = "$expected" ] || exit 9
 ranks=$(($2 * $4))
 shift 9
-exec "{sys.executable}" "{ROOT / 'tests/support/slurm.py'}" $ranks "$@"
+exec "{sys.executable}" "{ROOT / 'tests/support/launchers/slurm.py'}" $ranks "$@"
 """
 """srun with the options of the example, each known to it, in their order."""
 RECORDED = (

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gloo
 TWO, FOUR = str(PARITY / "fsdp2-mlp-2.toml"), str(PARITY / "zero3-mlp-4.toml")
 OWN = "tests.zreal.own.own_modules:"
 OWN_FILE = ROOT / "tests/zreal/own/own_modules.py"
-SRUN = f"{sys.executable} {ROOT / 'tests/support/slurm.py'} {{ranks}} {{worker}}"
+SRUN = f"{sys.executable} {ROOT / 'tests/support/launchers/slurm.py'} {{ranks}} {{worker}}"
 
 
 def validated(*scenarios: str, launch: str, folder: Path, more: tuple[str, ...] = ()) -> int:

@@ -18,7 +18,7 @@ from tests.measured.launched_faults import (
     full_disk_of_the_controller,
     port_taken,
 )
-from tests.support.faults import FULL_DISK, Fault
+from tests.support.faulty.faults import FULL_DISK, Fault
 from tests.support.folders import PARITY, ROOT
 from zsim.scenario.scenario import load
 

@@ -18,7 +18,7 @@ from zsim.runs import saved
 pytestmark = pytest.mark.gloo
 
 SCENARIO = "zero3-mlp-4"
-TWO_NODES = f"{sys.executable} {ROOT / 'tests/support/two_nodes.py'} 2"
+TWO_NODES = f"{sys.executable} {ROOT / 'tests/support/launchers/two_nodes.py'} 2"
 FAULT = """
 import os, signal, subprocess, sys, time
 rank = subprocess.Popen(sys.argv[3:])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.agreement import inexact
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from zreal import torch_private
 from zreal.backends import GlooBackend
 from zreal.executor.executor import execute

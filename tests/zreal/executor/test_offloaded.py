@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import zsim
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from zreal.executor.drive_shards import DriveShards
 from zreal.executor.rank_optimizer import RankOptimizer
 from zsim.errors import BackendUnavailableError, ProgramError

@@ -11,7 +11,7 @@ import torch
 
 from zreal.meters.cache import cache_record, recorded
 from zsim.ir.run import CacheRecord
-from zsim.memory.caching_allocator import CachingAllocator
+from zsim.memory.allocator.caching_allocator import CachingAllocator
 
 
 def statistics(current: int, peak: int, *, blocks: int, reserved: int = 2**21) -> dict[str, int]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.agreement import inexact
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from zsim.runs.backend import RunOptions
 from zsim.runs.registry import find
 from zsim.scenario.plan import plan

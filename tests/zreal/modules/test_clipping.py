@@ -8,7 +8,7 @@ import pytest
 from tests.support.agreement import inexact
 from tests.support.installed_torch import TORCH
 from zreal import torch_private
-from zreal.modules.reference import SingleProcess
+from zreal.modules.numerics.reference import SingleProcess
 from zreal.observer.observer import observe
 from zsim.runs.backend import RunOptions
 from zsim.runs.registry import find

@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.support.sampling import one_in
-from zreal.modules import batches, modules
+from tests.support.cases.sampling import one_in
+from zreal.modules import modules
+from zreal.modules.numerics import batches
 from zsim.scenario.flops import hardware_flops, model_flops
 from zsim.scenario.scenario import Scenario, parse
 

@@ -12,10 +12,10 @@ import torch
 
 from tests.support.folders import PARITY
 from zreal.executor.executor import RANKS
-from zreal.modules import reference as numerics
-from zreal.modules.parity import gradient_differences, largest, relative_differences
+from zreal.modules.numerics import reference as numerics
+from zreal.modules.numerics.parity import gradient_differences, largest, relative_differences
+from zreal.modules.numerics.reference import Reference, ReferenceGradients, SingleProcess
 from zreal.modules.rank_modules import RankModules
-from zreal.modules.reference import Reference, ReferenceGradients, SingleProcess
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes.launch import launch
 from zsim.cli.main import main

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.agreement import inexact
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from zreal import torch_private
 from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies.ddp import BUCKET_CAP_MB, FIRST_BUCKET_CAP_MB, MIB

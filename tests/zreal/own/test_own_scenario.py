@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 
 import zsim
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from tests.zreal.conftest import TimeOutWhen
 from tests.zreal.own import own_modules
 from tests.zreal.own.own_modules import HANGING, transformer
+from zreal.modules.numerics.parity import largest, relative_differences
+from zreal.modules.numerics.reference import SingleProcess
 from zreal.modules.own import own_module
-from zreal.modules.parity import largest, relative_differences
-from zreal.modules.reference import SingleProcess
 from zreal.rank_numerics import broadcasts_of_buffers
 from zreal.tracing.own_scenario import with_module
 from zreal.tracing.trace import trace
 from zsim.autograd.traced.model import TracedModel
 from zsim.cli.main import main
 from zsim.errors import ZsimError
-from zsim.io import signals
+from zsim.io.system import signals
 from zsim.runs.compare.numerics import NUMERICS_BOUND
 from zsim.scenario.plan import plan
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from zreal.processes.error_line import error_line
+from zreal.processes.reports.error_line import error_line
 
 
 @pytest.mark.parametrize(("text", "line"), [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.measured.faults import KINDS, fail, left_over, ports_grabbed
-from tests.support.faults import CHANGES, Fault
+from tests.support.faulty.faults import CHANGES, Fault
 from tests.support.folders import PARITY
 from tests.zreal.conftest import TimeOutWhen
 from zreal.processes import rank_status

@@ -22,10 +22,10 @@ from tests.support.folders import ROOT
 from tests.zreal.conftest import TimeOutWhen
 from zreal.processes import fork_server
 from zreal.processes import launch as launching
-from zreal.processes.failure_report import LaunchError
 from zreal.processes.launch import launch
 from zreal.processes.rank_status import REFERENCE, RankStatus
-from zsim.io.processes import is_stopped
+from zreal.processes.reports.failure_report import LaunchError
+from zsim.io.system.processes import is_stopped
 
 pytestmark = pytest.mark.gloo
 

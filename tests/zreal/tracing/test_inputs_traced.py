@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from tests.zreal.tracing.test_user_modules_traced import differences as of_user_modules
 from zreal.tracing.errors import UntraceableError
 from zreal.tracing.trace import trace

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import (
     set_checkpoint_early_stop,
 )
 
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from tests.zreal.tracing.test_tracing_against_torch import (
     measured_phases,
     recomputed,

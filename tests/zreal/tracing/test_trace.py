@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from zreal import torch_private
-from zreal.modules import batches, modules
+from zreal.modules import modules
+from zreal.modules.numerics import batches
 from zreal.tracing.trace import trace
 from zsim.autograd.lowering.lower_model import lower
 from zsim.autograd.lowering.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient

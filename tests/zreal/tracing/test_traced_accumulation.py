@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from tests.zreal.tracing.operators.split_nodes import NUM_UNITS, SPLIT, rows
 from tests.zreal.tracing.test_user_modules_traced import differences
 from zreal.tracing.trace import trace

@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.support.cases.sampling import one_in
 from tests.support.installed_torch import TORCH
-from tests.support.sampling import one_in
 from tests.zreal.tracing.user_modules import CASES, HALF_OF_PAIRS, SOME_PAIRS, Case
 from zreal import torch_private
 from zreal.meters.memory import MemoryMeter

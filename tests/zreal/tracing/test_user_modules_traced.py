@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from tests.zreal.agreement.test_event_order import in_order, of_program
 from tests.zreal.agreement.test_matrix import figures, predicted
 from tests.zreal.tracing.traced_subject import Subject

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import zreal
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from tests.zreal.zero.test_zero import on_ranks, sgd
 from tests.zreal.zero.zero_ranks import Rotating, Turn
 from zreal import torch_private

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import zreal
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from tests.zreal.zero.zero_ranks import MODULES, Perceptron
 from zreal import torch_private
 from zreal.processes.launch import launch

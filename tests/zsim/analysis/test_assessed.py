@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 
 import zsim
-from tests.support.micro_batch_cases import outcome, with_micro_batches
-from zsim.analysis.assessed import figures, of_few, of_planned
-from zsim.engine.costs import Costs
+from tests.support.cases.micro_batch_cases import outcome, with_micro_batches
+from zsim.analysis.fit.assessed import figures, of_few, of_planned
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.equal_micro_batches import FEWEST, fourth_micro_batch, repeated
 from zsim.ir.ops import Kernel
 from zsim.ir.program import RankProgram

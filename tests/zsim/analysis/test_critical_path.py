@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 
 from tests.support.folders import SCENARIOS
-from tests.support.hand_made import TWO_BY_TWO, Plain, all_reduce, compute, gather, program
+from tests.support.programs.hand_made import TWO_BY_TWO, Plain, all_reduce, compute, gather, program
 from zsim import api
 from zsim.analysis.critical_path import explain
 from zsim.analysis.why import LONGER, SHARED, name
 from zsim.cli.reports import time_report
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.execution import Execution
 from zsim.engine.simulate import simulate
 from zsim.engine.simulate_step import simulate_step

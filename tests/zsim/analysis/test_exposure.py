@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support import hand_made
 from tests.support.folders import SCENARIOS
-from tests.support.hand_made import TWO_BY_TWO, Plain, all_reduce, gather, program
+from tests.support.programs import hand_made
+from tests.support.programs.hand_made import TWO_BY_TWO, Plain, all_reduce, gather, program
 from zsim import api
 from zsim.analysis.critical_path import explain
 from zsim.analysis.why import Why, name

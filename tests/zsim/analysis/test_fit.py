@@ -7,12 +7,12 @@ import json
 
 import pytest
 
+from tests.support.cases.sampling import one_in
 from tests.support.folders import PARITY, SCENARIOS
-from tests.support.sampling import one_in
 from zsim.analysis.alternatives import moved
-from zsim.analysis.fit import fit
+from zsim.analysis.fit.fit import fit
 from zsim.cli import main
-from zsim.io import parallel
+from zsim.io.system import parallel
 from zsim.ir.program import Program
 from zsim.models.training_options import Device
 from zsim.scenario import plan as plan_module

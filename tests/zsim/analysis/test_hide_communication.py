@@ -22,7 +22,7 @@ from zsim.analysis.hiding.hide_communication import (
 )
 from zsim.cli.reports import time_report
 from zsim.cluster.cluster import ClusterSpec, Link, MeasuredCurve, SlowRail, load_cluster
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.memory.fits import assess_program
 from zsim.scenario import scenario

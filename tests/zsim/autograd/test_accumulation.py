@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.ir.ops import ACCUMULATE, Kernel
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse

@@ -28,7 +28,7 @@ from zsim.cluster.collectives.nccl.curves import CURVES
 from zsim.cluster.collectives.nccl.measured_curves import as_it_is, curves_of, with_curve
 from zsim.cluster.devices import load_device
 from zsim.engine import error_bands
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.runs import saved
 from zsim.runs.backend import RunOptions

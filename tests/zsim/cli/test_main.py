@@ -15,7 +15,7 @@ import zsim
 from tests.support.folders import ROOT
 from zsim.cli.main import DETAILS, main
 from zsim.engine.execution import Detail
-from zsim.io.signals import Terminated
+from zsim.io.system.signals import Terminated
 from zsim.io.units import format_time
 from zsim.ir.run import Numerics, RankRun, RunRecord
 from zsim.models.families import load_preset, presets

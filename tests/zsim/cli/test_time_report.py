@@ -16,7 +16,7 @@ from zsim import api
 from zsim.analysis.why import Why, name
 from zsim.cli.main import main
 from zsim.cli.reports import time_report
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsim.cluster.collectives
-from tests.support.sampling import collectives
+from tests.support.cases.sampling import collectives
 from zsim.cluster.collectives import LIBRARIES, gloo, ring
 from zsim.cluster.collectives.ring import BROADCAST_SLICE_NBYTES, Send, step_ns
 from zsim.ir.sharding import shards

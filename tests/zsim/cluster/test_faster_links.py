@@ -23,7 +23,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zsim.cluster.cluster import ClusterSpec
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import SETTLED, simulate_step
 from zsim.ir.ops import COLLECTIVES, Kernel
 from zsim.ir.program import Program

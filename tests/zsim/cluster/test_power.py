@@ -13,9 +13,9 @@ from zsim.calibration.fitting.write_cluster import preset_tables, toml_of
 from zsim.cluster.cluster import load_cluster
 from zsim.cluster.devices import devices, load_device
 from zsim.engine import error_bands
-from zsim.engine.costs import Costs
+from zsim.engine.costs.kernel_time import kernel_ns
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.execution import Execution
-from zsim.engine.kernel_time import kernel_ns
 from zsim.errors import ScenarioError
 from zsim.ir.ops import Kernel
 from zsim.scenario.parts import cluster_file

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 import zsim
-from tests.support.layer_cases import outcome, with_layers
-from zsim.engine.costs import Costs
+from tests.support.cases.layer_cases import outcome, with_layers
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import (
     is_settled,
     prepared_step,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.published import errors
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.cluster.devices import PresetFigure, Provenance
 from zsim.engine import error_bands
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.error_bands import GROWTH, OVERLAP, StepShare, StepShares
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.simulate import simulate

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.timelines import Row, Toy, over, timeline, training
+from tests.support.programs.timelines import Row, Toy, over, timeline, training
 from zsim.ir.ops import Op
 from zsim.strategies import fsdp1, fsdp2
 

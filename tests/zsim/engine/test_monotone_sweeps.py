@@ -10,7 +10,7 @@ import pytest
 
 import zsim
 from zsim.cluster.cluster import ClusterSpec
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.scenario.plan import plan
 

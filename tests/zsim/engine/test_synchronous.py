@@ -10,7 +10,7 @@ import pytest
 
 from zsim import api
 from zsim.cli.reports import time_report
-from zsim.engine.costs import SOON_NS, TICK_NS, Costs
+from zsim.engine.costs.op_costs import SOON_NS, TICK_NS, Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.ir.ops import COLLECTIVES
 from zsim.runs import metrics

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.timelines import Toy, over, timeline, training
+from tests.support.programs.timelines import Toy, over, timeline, training
 from zsim.ir.ops import Op
 from zsim.models.training_options import Precision
 from zsim.strategies import ddp, fsdp1, fsdp2

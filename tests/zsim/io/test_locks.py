@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from zsim.io import locks
 from zsim.io.files import PlaceError
-from zsim.io.locks import alone_in
+from zsim.io.system import locks
+from zsim.io.system.locks import alone_in
 
 OTHER = (
-    "import sys; from pathlib import Path; from zsim.io.locks import alone_in\n"
+    "import sys; from pathlib import Path; from zsim.io.system.locks import alone_in\n"
     "with alone_in(Path(sys.argv[1])):\n"
     "    print(flush=True); sys.stdin.read()\n"
 )

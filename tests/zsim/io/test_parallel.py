@@ -7,7 +7,7 @@ import pytest
 
 import zsim
 from zsim.errors import ProgramError
-from zsim.io import parallel
+from zsim.io.system import parallel
 
 
 @pytest.fixture

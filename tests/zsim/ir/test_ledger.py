@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.cases.sampling import WHOLE
 from tests.support.folders import SCENARIOS
-from tests.support.sampling import WHOLE
 from zsim.errors import ProgramError
 from zsim.ir.ledger import Ledger
 from zsim.ir.ledger_replay import replay

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.support.longest_path import longest_path, unused_waits
-from tests.support.sampling import WHOLE
+from tests.support.cases.sampling import WHOLE
+from tests.support.programs.longest_path import longest_path, unused_waits
 from zsim import api
 from zsim.cluster.cluster import load_cluster
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate import simulate
 from zsim.errors import DeadlockError, ProgramError
 from zsim.ir import sharding

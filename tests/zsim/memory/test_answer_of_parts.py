@@ -12,7 +12,7 @@ import pytest
 
 from zsim.analysis.advice import Effect, advice, way_of
 from zsim.analysis.alternatives import changes
-from zsim.analysis.fit import fit, ways
+from zsim.analysis.fit.fit import fit, ways
 from zsim.autograd.lowering.lower_model import lower
 from zsim.autograd.traced.model import TracedModel
 from zsim.cli.main import main

@@ -11,7 +11,7 @@ from zsim.cluster.cluster import load_cluster
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram
-from zsim.memory import reserved
+from zsim.memory.allocator import reserved
 from zsim.memory.fits import STEPS, assess_program
 from zsim.memory.holdings import holdings
 from zsim.memory.non_torch import cublas_workspace, outside, total

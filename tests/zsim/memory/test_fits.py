@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
+from tests.support.cases.sampling import WHOLE
 from tests.support.closed_forms import MIXED_ADAM
 from tests.support.folders import SCENARIOS
-from tests.support.sampling import WHOLE
 from zsim.analysis.advice import Effect, advice, way_of
 from zsim.analysis.alternatives import changes
-from zsim.analysis.fit import fit, recommend
-from zsim.analysis.fit_table import Candidate
+from zsim.analysis.fit.fit import fit, recommend
+from zsim.analysis.fit.fit_table import Candidate
 from zsim.cli.main import main
 from zsim.cli.reports.memory_report import finding
 from zsim.cluster.cluster import load_cluster
@@ -30,7 +30,7 @@ from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram
 from zsim.memory import fits as answers
 from zsim.memory import formulas
-from zsim.memory import reserved as allocator
+from zsim.memory.allocator import reserved as allocator
 from zsim.memory.fits import (
     BytesBand,
     MemoryVerdict,

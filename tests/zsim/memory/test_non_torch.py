@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from tests.support.sampling import WHOLE
-from tests.support.small_programs import small_training
+from tests.support.cases.sampling import WHOLE
+from tests.support.programs.small_programs import small_training
 from zsim.cluster.cluster import clusters, load_cluster
 from zsim.cluster.collectives.nccl.buffers import (
     LL,

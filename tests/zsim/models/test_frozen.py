@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.analysis.fit import ways
+from zsim.analysis.fit.fit import ways
 from zsim.errors import ScenarioError
 from zsim.scenario.scenario import Scenario, parse
 

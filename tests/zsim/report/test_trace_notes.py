@@ -12,7 +12,8 @@ import pytest
 import zsim
 from zsim.cli.main import main
 from zsim.report.trace import trace_notes
-from zsim.runs import chrome_trace, metrics
+from zsim.runs import metrics
+from zsim.runs.pictures import chrome_trace
 
 STRATEGIES = ("ddp", "zero3", "fsdp2", "zero_redundancy")
 

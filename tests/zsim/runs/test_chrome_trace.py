@@ -16,8 +16,9 @@ from tests.support.folders import SCENARIOS
 from zsim.io.files import PlaceError
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import RunRecord
-from zsim.runs import chrome_trace, saved
+from zsim.runs import saved
 from zsim.runs.backend import RunOptions
+from zsim.runs.pictures import chrome_trace
 from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 

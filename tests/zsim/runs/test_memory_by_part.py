@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
+from tests.support.cases.sampling import WHOLE
 from tests.support.folders import ROOT
-from tests.support.sampling import WHOLE
 from zsim.errors import ProgramError
 from zsim.ir.laws import run_laws
 from zsim.ir.laws.validate import validate

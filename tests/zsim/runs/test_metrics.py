@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsim
+from tests.support.cases.sampling import WHOLE
 from tests.support.folders import SCENARIOS
-from tests.support.sampling import WHOLE
 from zsim.cli.main import main
 from zsim.ir.mesh import Mesh
 from zsim.ir.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, RunRecord, Span

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from zsim.io.processes import awaits, descendants, is_stopped
+from zsim.io.system.processes import awaits, descendants, is_stopped
 from zsim.runs.launch import stopped_processes
 from zsim.runs.launch.stopped_processes import StoppedProcesses
 

@@ -18,7 +18,7 @@ from zsim.cli import main
 from zsim.cluster.cluster import MeasuredCurve, load_cluster
 from zsim.cluster.collectives import estimated
 from zsim.engine import error_bands
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.error_bands import calibration
 from zsim.engine.execution import Execution
 from zsim.engine.simulate_step import simulate_step

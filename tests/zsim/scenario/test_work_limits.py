@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.support.sampling import WHOLE
+from tests.support.cases.sampling import WHOLE
 from zsim import api
 from zsim.errors import ScenarioError
 from zsim.scenario.plan import plan

@@ -6,7 +6,7 @@ import pytest
 
 from zsim.analysis.advice import changes
 from zsim.analysis.alternatives import moved
-from zsim.analysis.fit import ways
+from zsim.analysis.fit.fit import ways
 from zsim.errors import ScenarioError
 from zsim.models.wrapping import Wrapping, wrapped
 from zsim.scenario.plan import plan

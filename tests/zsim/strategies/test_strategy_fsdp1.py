@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.small_programs import small_model, small_training
+from tests.support.programs.small_programs import small_model, small_training
 from zsim.errors import ScenarioError
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Alloc, Op

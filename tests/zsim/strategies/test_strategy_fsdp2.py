@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.small_programs import small_model
+from tests.support.programs.small_programs import small_model
 from zsim.autograd.lowering.lower_model import lower
 from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh

@@ -7,7 +7,7 @@ import pytest
 
 import zsim
 from tests.support.plugin_sessions import outcomes, properties
-from zsim.testing.names_of_tests import MOST_CHARACTERS, file_name, folder_of
+from zsim.testing.plugin.names_of_tests import MOST_CHARACTERS, file_name, folder_of
 
 pytest_plugins = ["pytester"]
 

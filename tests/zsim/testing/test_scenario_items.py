@@ -5,7 +5,7 @@ import pytest
 from tests.support.folders import ROOT
 from tests.support.plugin_sessions import NEEDS_TORCH, PARITY
 from zsim.scenario.scenario import load
-from zsim.testing.scenario_items import is_scenario
+from zsim.testing.plugin.scenario_items import is_scenario
 
 pytest_plugins = ["pytester"]
 

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zreal.modules.initial_values import DTYPES, generator_of
+from zreal.modules.numerics.initial_values import DTYPES, generator_of
 from zreal.modules.own.deferred import Deferred, recording
 from zreal.modules.own.user_code import user_code_error
 from zsim.autograd.traced.model import TracedModel
 from zsim.errors import ArgumentError
-from zsim.io.signals import handlers_kept
+from zsim.io.system.signals import handlers_kept
 
 KEYS = ("module", "inputs", "loss", "units")
 DEFERRED = "_zreal_deferred"

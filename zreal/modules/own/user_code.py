@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from zsim.errors import ArgumentError, ZsimError
-from zsim.io.signals import TimeIsUp, limited
+from zsim.io.system.signals import TimeIsUp, limited
 
 OURS = tuple(str(Path(__file__).parents[3] / package) + "/" for package in ("zreal", "zsim"))
 LIBRARIES = tuple({sysconfig.get_path(name) + "/" for name in ("stdlib", "purelib", "platlib")})

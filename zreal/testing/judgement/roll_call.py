@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zreal.processes.rank_status import RankStatus
-from zreal.processes.stacks import Frame, stacks
+from zreal.processes.reports.stacks import Frame, stacks
 from zreal.testing.names import is_member, named, without_nth
-from zsim.io.processes import is_stopped
+from zsim.io.system.processes import is_stopped
 from zsim.runs.launch.planned_collectives import number_of
 
 BELOW = ("/zreal/testing/on_rank/bodies.py", "/zreal/testing/on_rank/rank_plugin.py", "/pluggy/")

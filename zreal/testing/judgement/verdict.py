@@ -12,10 +12,10 @@ from typing import Any, Literal, NoReturn
 
 import pytest
 
-from zreal.processes.failure_report import UNKNOWN_EXIT_CODE, is_consequence
 from zreal.processes.fork_server import CLOSING_S, killed_by, server_end
-from zreal.processes.hang_report import slow_progress
 from zreal.processes.rank_status import RankStatus
+from zreal.processes.reports.failure_report import UNKNOWN_EXIT_CODE, is_consequence
+from zreal.processes.reports.hang_report import slow_progress
 from zreal.testing.judgement.roll_call import roll_call, stranded
 from zreal.testing.names import is_member, named
 from zreal.testing.requirements import skip

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zsim.analysis.checkpoints.file_reads import FileRead, file_reads
-from zsim.analysis.checkpoints.formats import (
+from zsim.analysis.checkpoints.files.file_reads import FileRead, file_reads
+from zsim.analysis.checkpoints.files.formats import (
     CheckpointFile,
     files,
     rank_tensors,

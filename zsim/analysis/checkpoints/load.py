@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from zsim.analysis.checkpoints.file_reads import FileRead
+from zsim.analysis.checkpoints.files.file_reads import FileRead
 from zsim.analysis.checkpoints.program import PLANNED_NBYTES, RankFiles, pageable
 from zsim.analysis.checkpoints.save import COPIED_AHEAD
 from zsim.analysis.checkpoints.state import TrainingState

@@ -12,7 +12,7 @@ from zsim.analysis.checkpoints.reshard import CheckpointMemoryError
 from zsim.analysis.checkpoints.save import STAGED
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.host import HostMemory, HostVerdict
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate import simulate
 from zsim.ir.host_ledger import replay_host
 from zsim.ir.ledger_replay import replay

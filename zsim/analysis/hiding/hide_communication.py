@@ -33,12 +33,12 @@ from zsim.analysis.hiding.candidates import (
     batch_sizes,
     with_batch,
 )
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline
 from zsim.io.units import format_bytes
+from zsim.memory.allocator.full_device import filled
 from zsim.memory.fits import FitsVerdict, assess
-from zsim.memory.full_device import filled
 from zsim.models import wrapping
 from zsim.scenario import refusals
 from zsim.scenario.plan import Planned, planned

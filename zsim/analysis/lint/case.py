@@ -16,7 +16,7 @@ from zsim.errors import ScenarioError
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Op
 from zsim.ir.program import Program
-from zsim.memory.full_device import filled
+from zsim.memory.allocator.full_device import filled
 from zsim.models import wrapping
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.runs import simulator

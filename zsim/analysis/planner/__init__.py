@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from zsim.analysis.advice import ways_of
-from zsim.analysis.fit import MUCH_FASTER
+from zsim.analysis.fit.fit import MUCH_FASTER
 from zsim.analysis.planner.bounds import least_bytes, least_ns
 from zsim.analysis.planner.option import Option, dominates
 from zsim.analysis.planner.space import UP_TO, PlanCase, Refused, cases, space_of

@@ -7,7 +7,7 @@ no kernel is faster than its device's peak.
 
 from __future__ import annotations
 
-from zsim.engine.kernel_time import multiplied_in
+from zsim.engine.costs.kernel_time import multiplied_in
 from zsim.memory.waterfall import formula_bytes
 from zsim.scenario.plan import training
 from zsim.scenario.scenario import Scenario

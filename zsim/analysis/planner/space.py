@@ -11,7 +11,7 @@ from itertools import product
 from math import lcm
 from typing import Any
 
-from zsim.analysis import fit
+from zsim.analysis.fit import fit
 from zsim.analysis.sweep.axes import Axes, axes_of, changes_of
 from zsim.errors import ArgumentError, ScenarioError
 from zsim.io.units import counted

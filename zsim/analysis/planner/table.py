@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from zsim.analysis.fit_table import SURER
+from zsim.analysis.fit.fit_table import SURER
 from zsim.analysis.planner.option import DAY_S, Option, dominates
 from zsim.analysis.planner.space import Space
-from zsim.io.data_frame import data_frame
-from zsim.io.html_table import html_table
+from zsim.io.notebook.data_frame import data_frame
+from zsim.io.notebook.html_table import html_table
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.runs import metrics

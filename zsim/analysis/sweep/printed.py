@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zsim.analysis.sweep.point import Row
-from zsim.io.html_table import html_table
+from zsim.io.notebook.html_table import html_table
 from zsim.io.units import counted, format_bytes, format_time
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from zsim.analysis.sweep import printed
 from zsim.analysis.sweep.axes import Axes, SweepError
 from zsim.analysis.sweep.point import FIGURES, Row
 from zsim.io import files
-from zsim.io.data_frame import data_frame
+from zsim.io.notebook.data_frame import data_frame
 
 ENDINGS = (".csv", ".jsonl", ".parquet")
 

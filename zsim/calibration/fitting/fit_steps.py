@@ -16,7 +16,7 @@ from typing import Any
 from zsim.calibration.data.model_identity import model_of
 from zsim.calibration.data.records import Skipped, Step, middle
 from zsim.cluster.devices import AttentionRate, Device
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.errors import ZsimError
 from zsim.io.extras import library

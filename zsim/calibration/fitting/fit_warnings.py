@@ -17,7 +17,7 @@ from zsim.calibration.fitting.fit_steps import Case, Fitted
 from zsim.cluster.cluster import MeasuredCurve
 from zsim.cluster.collectives.nccl.curves import CURVES
 from zsim.cluster.collectives.nccl.measured_curves import as_it_is
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.errors import Caveat
 

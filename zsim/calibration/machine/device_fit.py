@@ -20,8 +20,8 @@ from zsim.calibration.machine.device_request import TINY_NBYTES
 from zsim.calibration.machine.fit import MachineError
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.devices import Device
+from zsim.engine.costs.kernel_time import STREAMS, kernel_ns
 from zsim.engine.execution import Execution
-from zsim.engine.kernel_time import STREAMS, kernel_ns
 from zsim.ir.ops import Kernel, is_attention
 from zsim.runs.backend import DeviceMeasurements, DeviceRequest
 from zsim.scenario.parts.cluster_file import LEAST_WIDTH, MOST_WIDTH

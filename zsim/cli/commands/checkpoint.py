@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from zsim.analysis.checkpoints.checkpoint import CheckpointReport, checkpoint
-from zsim.analysis.checkpoints.file_reads import FileRead
+from zsim.analysis.checkpoints.files.file_reads import FileRead
 from zsim.analysis.checkpoints.phase import CheckpointPhase
 from zsim.analysis.checkpoints.schedule import CheckpointSchedule, schedule_of
 from zsim.cli import terminal

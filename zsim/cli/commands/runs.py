@@ -23,10 +23,11 @@ from zsim.ir.run import (
     RunRecord,
     UnendedRunError,
 )
-from zsim.runs import chrome_trace, registry, saved, unended
+from zsim.runs import registry, saved, unended
 from zsim.runs.backend import Backend, Capabilities, RunOptions
+from zsim.runs.pictures import chrome_trace
+from zsim.runs.pictures.trace_notes import TraceNotes
 from zsim.runs.run import Comparison, Run
-from zsim.runs.trace_notes import TraceNotes
 from zsim.runs.unended import UnendedRun
 from zsim.scenario.scenario import Scenario
 

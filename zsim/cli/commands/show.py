@@ -20,7 +20,8 @@ from zsim.engine.simulate import LostLinkError
 from zsim.errors import ScenarioError, shown
 from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
-from zsim.memory import fits, full_device, non_torch, reserved, waterfall
+from zsim.memory import fits, non_torch, waterfall
+from zsim.memory.allocator import full_device, reserved
 from zsim.runs import registry, simulator
 from zsim.runs.backend import RunOptions
 from zsim.scenario.keys import schema
@@ -50,7 +51,7 @@ def show(options: argparse.Namespace) -> int:
         files.require(
             Path(options.snapshot), option="--snapshot", apart_from=taken, kind="a snapshot"
         )
-        from zsim.memory import snapshot  # start-up: few write one
+        from zsim.memory.allocator import snapshot  # start-up: few write one
 
         rank = program.of_rank(answer.rank)
         snapshot.write_snapshot(

@@ -2,7 +2,7 @@
 candidates that fit.
 
 They show results of zsim.memory.fits, zsim.memory.waterfall, zsim.analysis.advice and
-zsim.analysis.fit, and decide nothing.
+zsim.analysis.fit.fit, and decide nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from zsim.analysis.advice import Effect
-from zsim.analysis.fit_table import SURER, Fit, without
+from zsim.analysis.fit.fit_table import SURER, Fit, without
 from zsim.cli.terminal import bar, say, say_table, say_wrapped, write_json
 from zsim.cluster.host import HostMemory
 from zsim.io.units import format_bytes, format_time, rounded_sizes

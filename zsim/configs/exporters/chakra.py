@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from zsim.configs.exported import Exported
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.errors import ScenarioError
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Op

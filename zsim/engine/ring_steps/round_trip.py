@@ -64,7 +64,7 @@ class RoundTrip:
 
     >>> from zsim.cluster.cluster import load_cluster
     >>> from zsim.cluster.ring_hops import hops
-    >>> from zsim.engine.costs import Costs
+    >>> from zsim.engine.costs.op_costs import Costs
     >>> from zsim.engine.ring_steps.plan import ring_plan
     >>> costs = Costs(load_cluster("cpu-gloo", ranks=4))
     >>> way = hops(costs.cluster, (0, 1, 2, 3))

@@ -27,8 +27,8 @@ from typing import Any, cast
 
 from zsim.errors import ArgumentError, RankError
 from zsim.io import files
-from zsim.io.locks import alone_in
-from zsim.io.signals import undisturbed
+from zsim.io.system.locks import alone_in
+from zsim.io.system.signals import undisturbed
 from zsim.ir.run import InterruptedRunError, RunRecord
 from zsim.models.training_options import Device
 from zsim.runs import registry

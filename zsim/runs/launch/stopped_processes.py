@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from zsim.io.processes import STOPPED, awaits, descendants, is_stopped
+from zsim.io.system.processes import STOPPED, awaits, descendants, is_stopped
 
 PATIENCE_S = 1.0
 """Seconds in which somebody may let a stopped process continue that was asked to end."""

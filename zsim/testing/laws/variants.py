@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.errors import ScenarioError
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import COLLECTIVES

@@ -11,8 +11,8 @@ from tests.support.installed_torch import TORCH
 from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zreal import torch_private
 from zreal.modules import modules
-from zreal.modules.parity import largest, relative_differences
-from zreal.modules.reference import SingleProcess
+from zreal.modules.numerics.parity import largest, relative_differences
+from zreal.modules.numerics.reference import SingleProcess
 from zreal.observer.observer import observe
 from zsim.ir.ops import COLLECTIVES
 from zsim.runs.backend import RunOptions

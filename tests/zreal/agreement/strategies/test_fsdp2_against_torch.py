@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.agreement import differences
+from tests.support.cases.sampling import one_in
 from tests.support.installed_torch import TORCH
-from tests.support.sampling import one_in
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 from zsim.testing.strategies import scenarios

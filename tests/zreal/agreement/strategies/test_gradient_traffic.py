@@ -16,7 +16,7 @@ import pytest
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from zreal import torch_private
 from zreal.executor.executor import execute
 from zreal.executor.flat_rank import FlatRank

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from tests.support.agreement import differences, inexact
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from zsim.errors import ScenarioError
 from zsim.memory.waterfall import state_bytes
 from zsim.scenario.scenario import Scenario, parse

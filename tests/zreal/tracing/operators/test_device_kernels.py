@@ -16,9 +16,10 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from tests.zreal.tracing.test_trace import records
-from zreal.modules import batches, modules
+from zreal.modules import modules
+from zreal.modules.numerics import batches
 from zreal.tracing.fakes.device_kernels import KernelChoices
 from zreal.tracing.trace import trace
 from zsim.autograd.lowering.lower_model import lower

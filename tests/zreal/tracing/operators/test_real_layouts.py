@@ -16,8 +16,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from tests.support.cases.sampling import one_in
 from tests.support.installed_torch import TORCH
-from tests.support.sampling import one_in
 from tests.zreal.tracing.test_user_modules_traced import DDP, FSDP2, differences
 from zreal.tracing.fakes.real_layouts import RULES, as_real
 

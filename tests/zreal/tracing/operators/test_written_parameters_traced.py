@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn import functional
 
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from tests.zreal.tracing.test_user_modules_traced import DDP, FSDP2, HSDP, KEPT, differences
 from zreal import torch_private
 from zreal.tracing.trace import trace

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from tests.zreal.tracing.test_user_modules_traced import DDP, FSDP2, HSDP, differences
 from zreal.tracing.fakes.real_layouts import call
 from zreal.tracing.kernels import kernel

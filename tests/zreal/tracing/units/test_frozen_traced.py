@@ -16,7 +16,8 @@ from tests.zreal.tracing.test_tracing_against_torch import measured_events, trac
 from tests.zreal.tracing.traced_subject import Subject
 from tests.zreal.tracing.user_modules import FROZEN
 from zreal import torch_private
-from zreal.modules import batches, modules
+from zreal.modules import modules
+from zreal.modules.numerics import batches
 from zreal.tracing.trace import trace
 from zsim.autograd.traced.traced_file import dump
 from zsim.autograd.traced.traced_file import parse as read

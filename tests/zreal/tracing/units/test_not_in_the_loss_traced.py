@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from tests.zreal.tracing.test_user_modules_traced import DDP, FSDP2, HSDP, KEPT, differences
 from zreal.tracing.trace import trace
 from zsim.autograd.traced.traced_file import dump, parse, save

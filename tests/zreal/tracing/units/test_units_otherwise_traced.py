@@ -14,7 +14,7 @@ from torch.autograd.graph import Node
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from tests.support.sampling import one_in
+from tests.support.cases.sampling import one_in
 from tests.zreal.tracing.test_recomputed_traced import ASKED, wrapped
 from tests.zreal.tracing.test_tracing_against_torch import (
     measured_events,

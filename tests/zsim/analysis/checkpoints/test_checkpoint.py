@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from zsim.analysis.checkpoints.checkpoint import CheckpointReport, checkpoint
-from zsim.analysis.checkpoints.dcp_plan import written
-from zsim.analysis.checkpoints.file_reads import file_reads
+from zsim.analysis.checkpoints.files.dcp_plan import written
+from zsim.analysis.checkpoints.files.file_reads import file_reads
 from zsim.analysis.checkpoints.reshard import CheckpointError, CheckpointMemoryError
 from zsim.analysis.checkpoints.save import batches
 from zsim.analysis.checkpoints.schedule import schedule_of
 from zsim.analysis.checkpoints.state import state_of
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.file_system import FileSystem
-from zsim.engine.costs import Costs
-from zsim.engine.host_work import PAGEABLE_SHARE
+from zsim.engine.costs.host_work import PAGEABLE_SHARE
+from zsim.engine.costs.op_costs import Costs
 from zsim.errors import ScenarioError
 from zsim.ir.laws.validate import validate
 from zsim.ir.program import parse

@@ -9,7 +9,8 @@ import pytest
 
 import zsim
 from tests.support.folders import ROOT
-from zsim.analysis import fit, planner
+from zsim.analysis import planner
+from zsim.analysis.fit import fit
 from zsim.analysis.planner.bounds import least_bytes, least_ns
 from zsim.analysis.planner.option import dominates
 from zsim.cli.main import main

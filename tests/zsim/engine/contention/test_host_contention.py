@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from zsim.cluster.cluster import ClusterSpec, load_cluster
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate import simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, Stream

@@ -14,7 +14,6 @@ from zsim.cluster.collectives import communicator
 from zsim.cluster.collectives.nccl import estimate
 from zsim.cluster.collectives.nccl.estimate import Communicator
 from zsim.cluster.devices import Device, load_device
-from zsim.engine import kernel_time
 from zsim.engine.contention.interference import (
     FAIR_SHARE,
     LARGEST_SHARE,
@@ -24,7 +23,8 @@ from zsim.engine.contention.interference import (
     lost_share,
     remaining,
 )
-from zsim.engine.costs import Costs
+from zsim.engine.costs import kernel_time
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.execution import EAGER, Execution
 from zsim.ir.ops import Kernel
 

@@ -13,7 +13,7 @@ import pytest
 from zsim.cluster.cluster import SlowRail, load_cluster
 from zsim.engine.contention.link_contention import SharedLinks, contended
 from zsim.engine.contention.max_min_fairness import speeds
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate import simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op

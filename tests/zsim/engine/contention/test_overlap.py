@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.folders import SCENARIOS
-from tests.support.hand_made import (
+from tests.support.programs.hand_made import (
     TWO,
     TWO_BY_TWO,
     Plain,
@@ -19,7 +19,7 @@ from tests.support.hand_made import (
     program,
 )
 from zsim.engine.contention.overlap import overlap_losses
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.execution import Execution
 from zsim.engine.simulate import Delays, simulate
 from zsim.engine.simulate_step import simulate_step

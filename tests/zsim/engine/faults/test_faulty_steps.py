@@ -6,7 +6,7 @@ from math import isclose, log
 
 import pytest
 
-from tests.support.hand_made import TWO, Plain, compute, gather, program
+from tests.support.programs.hand_made import TWO, Plain, compute, gather, program
 from zsim.engine.faults.draws import draw_ns, expected_largest
 from zsim.engine.faults.fault import (
     FailingRank,

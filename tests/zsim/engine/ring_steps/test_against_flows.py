@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from tests.measured.ring_steps import outcome, table
+from tests.support.cases.ring_cases import REASONS, TROUBLES, breaches, compared, drawn, reason
 from tests.support.folders import MEASURED
-from tests.support.ring_cases import REASONS, TROUBLES, breaches, compared, drawn, reason
 
 RECORD = json.loads((MEASURED / "ring_steps.json").read_text(encoding="utf-8"))
 LEAST, MOST = 0.5, 1.2

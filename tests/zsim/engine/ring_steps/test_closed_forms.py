@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.collectives_at_once import alike, as_flows, as_steps, op
 from tests.support.folders import SCENARIOS
+from tests.support.programs.collectives_at_once import alike, as_flows, as_steps, op
 from zsim.cluster.cluster import SlowRail, clusters, load_cluster
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.ring_steps.step_times import step_times
 from zsim.engine.ring_steps.work import closed_forms
 from zsim.engine.simulate import simulate

@@ -9,7 +9,7 @@ import pytest
 
 import zsim
 from tests.support.folders import SCENARIOS
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.ring_steps import work
 from zsim.engine.ring_steps.work import EventsError
 from zsim.engine.simulate import Prepared

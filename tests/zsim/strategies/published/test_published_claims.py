@@ -10,7 +10,10 @@ from __future__ import annotations
 import pytest
 
 from tests.support.closed_forms import BF16_ADAM, FP32_ADAM, MIXED_ADAM
-from tests.support.small_programs import model_state_bytes_before_the_optimizer, small_training
+from tests.support.programs.small_programs import (
+    model_state_bytes_before_the_optimizer,
+    small_training,
+)
 from zsim.ir.mesh import Mesh
 from zsim.ir.sharding import FlatLayout, padded_size, shard, shards
 from zsim.memory.formulas import StateBytes, ZeroStage, model_state_bytes

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from tests.support.closed_forms import bytes_sent_per_step
-from tests.support.small_programs import ddp_bytes, parameter_bytes, sent, small_training
+from tests.support.programs.small_programs import ddp_bytes, parameter_bytes, sent, small_training
 from zsim.cluster.collectives import ring
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing

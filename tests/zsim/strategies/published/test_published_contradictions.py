@@ -12,20 +12,20 @@ from dataclasses import replace
 import pytest
 
 from tests.support.closed_forms import BF16_ADAM, MIXED_ADAM, zero3_communication_ns
-from tests.support.published_runs import kept_and_peak_activations, scenario
-from tests.support.small_programs import (
+from tests.support.programs.small_programs import (
     ddp_bytes,
     model_state_bytes_before_the_optimizer,
     sent,
     small_training,
     steady,
 )
+from tests.support.published_runs import kept_and_peak_activations, scenario
 from zsim.api import simulate
 from zsim.autograd.lowering.lower_model import lower
 from zsim.cluster.cluster import load_cluster
 from zsim.cluster.collectives import ring
 from zsim.cluster.devices import load_device
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.io.units import parse_rate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel

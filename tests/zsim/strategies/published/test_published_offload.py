@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.folders import ROOT
 from zsim.cluster.cluster import ClusterSpec, load_cluster
-from zsim.engine.costs import Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.models.training_options import Offload, Optimizer
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend

@@ -18,7 +18,7 @@ from tests.support.closed_forms import (
     training_flops,
     zero3_communication_ns,
 )
-from tests.support.small_programs import (
+from tests.support.programs.small_programs import (
     ddp_bytes,
     one_unit,
     parameter_bytes,

@@ -1,0 +1,76 @@
+"""Operators of steps on a real H200 and a real H100 against their predictions.
+
+The record's own profiles. One constant was fitted to them: the rate of products of odd sizes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import pytest
+
+import zsim
+from tests.support.folders import ROOT
+from zsim.engine.costs.op_costs import Costs
+from zsim.engine.error_bands import COMPUTE
+from zsim.scenario.plan import planned
+
+H200 = json.loads((ROOT / "tests/measured/gpu.json").read_text())["profile"]
+H100 = json.loads((ROOT / "tests/measured/gpu_h100.json").read_text())["profiles"]["measured"]
+PROFILES = {
+    "H200": H200, "H100": H100["llama-3.2-1b-fsdp2-4x2048"], "GPT-2": H100["gpt-2-124m-ddp-8x1024"],
+}
+TORCH_TOOK = {"attention_kernels": "cudnn"}
+"""Kernels of cuDNN, which torch took by their names."""
+ADAMW = (
+    "aten::_foreach_mul_", "aten::_foreach_lerp_", "aten::_foreach_addcmul_", "aten::_foreach_sqrt",
+    "aten::_foreach_div_", "aten::_foreach_add_", "aten::_foreach_addcdiv_",
+)
+PRODUCTS = ("linear forward", "linear backward", "head forward", "head backward")
+
+
+@cache
+def predicted(name: str) -> Counter[str]:
+    """Nanoseconds of each operator, forward and backward apart, of one rank alone on its GPU."""
+    scenario = zsim.Scenario(
+        **PROFILES[name]["scenario"], execution={**TORCH_TOOK, "products": "alone"}
+    )
+    program = planned(scenario).program.ranks[0]
+    costs, times = Costs(cluster=scenario.cluster, execution=scenario.executed), Counter[str]()
+    for op in program.steady:
+        for kernel in op.kernels:
+            times[f"{kernel.operator} {op.kind}"] += costs.kernel_ns(kernel)
+    return times
+
+
+def ratio(name: str, operators: tuple[str, ...], measured: dict[str, Any], of: tuple[str, ...]):
+    """Predicted over measured time of `operators`, which torch's kernels `of` are."""
+    return sum(predicted(name)[each] for each in operators) / sum(measured[each][1] for each in of)
+
+
+@pytest.mark.parametrize("gpu", ["H200", "H100"])
+@pytest.mark.parametrize(("operators", "kernels", "within"), [
+    (PRODUCTS, ("aten::mm",), 0.05),
+    (("attention forward",), ("aten::_cudnn_attention_forward",), 0.05),
+    # published rates of backward are of attention that is not causal
+    (("attention_backward backward",), ("aten::_cudnn_attention_backward",), 0.2),
+    (("log_softmax forward",), ("aten::_log_softmax",), 0.05),
+    (("log_softmax backward",), ("aten::_log_softmax_backward_data",), 0.05),
+    # an H100 reaches more of its bandwidth here than in other operators
+    (("rms_norm forward",), ("aten::_fused_rms_norm",), 0.14),
+    (("silu forward", "silu backward"), ("aten::silu", "aten::silu_backward"), 0.25),
+    (("adamw optimizer",), ADAMW, 0.15),
+])
+def test_operators_take_what_they_took_on_a_gpu(gpu, operators, kernels, within) -> None:
+    assert within < COMPUTE["assumed"]
+    assert abs(ratio(gpu, operators, PROFILES[gpu]["kernel_ns"], kernels) - 1) <= within
+
+
+def test_products_of_gpt_2_take_what_they_took_with_a_head_of_50257_columns() -> None:
+    kernels = PROFILES["GPT-2"]["kernel_ns"]
+    assert abs(ratio("GPT-2", PRODUCTS, kernels, ("aten::mm", "aten::addmm")) - 1) <= 0.06
+    odd = {name: row for name, row in PROFILES["GPT-2"]["kernels"].items() if "align1" in name}
+    assert len(odd) == 3
+    assert abs(ratio("GPT-2", PRODUCTS[2:], odd, tuple(odd)) - 1) <= 0.02

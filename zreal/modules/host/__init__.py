@@ -1,0 +1,1 @@
+"""Activations in host memory, as torch's and torchtune's hooks keep them."""

@@ -1,0 +1,1 @@
+"""Reports on ranks that fail or hang: errors, stacks, the roll-call."""

@@ -1,0 +1,1 @@
+"""Files of checkpoints: formats, pieces, and who reads what."""

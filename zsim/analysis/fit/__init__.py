@@ -1,0 +1,1 @@
+"""The least that fits: candidates, what each needs, the recommendation."""

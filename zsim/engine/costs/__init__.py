@@ -1,0 +1,1 @@
+"""Durations of ops: kernels, collectives, copies, work of the host."""

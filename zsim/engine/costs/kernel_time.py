@@ -1,0 +1,230 @@
+"""Times of single kernels on a device: products by their tiles, fused attention by its length, all
+others by their bytes.
+
+An m × n product is cut into tiles, each of which a multiprocessor makes in (k + prologue) steps.
+Tiles run in waves of as many as there are multiprocessors, and a share of the last wave's idle part
+is lost. Hardware hides the rest: tiles of other sizes, split k, clocks that rise. The tile is the
+fastest of those that libraries have. A thin product is bound by its bytes.
+
+Times are pure functions of the kernel's shape and the device's constants, in int nanoseconds,
+rounded up once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+
+from zsim.cluster.devices import Device
+from zsim.engine.costs import float8
+from zsim.engine.execution import EAGER, Execution
+from zsim.ir.ops import (
+    ACCUMULATE,
+    LOSS_STEP,
+    MOVE_GRADIENT,
+    NORM_STEP,
+    Kernel,
+    is_attention,
+)
+from zsim.models.training_options import DTYPE_NBYTES
+
+TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.95), (64, 128, 0.8), (64, 64, 0.6))
+"""Rows and columns of a tile, and its rate relative to the best: smaller ones read more for each
+product. CUTLASS's usual tiles."""
+
+STREAMS = frozenset(
+    {
+        "copy", "cast", "fill", "pad", "add", "divide", ACCUMULATE, MOVE_GRADIENT, NORM_STEP,
+        LOSS_STEP, "norm", "scale", "adamw", "adamw8bit",
+        "sgd", "log_softmax", "nll_loss",
+    }
+)
+"""Operators that read and write plain contiguous memory: copies, and what optimizers do."""
+
+
+ALIGNED = {"tf32": 4, "bfloat16": 8, "float16": 8, "float8": 16}
+"""Elements in 16 bytes, the unit in which tensor cores load operands. Rows of a matrix that are no
+multiples of them take other kernels (cuBLAS documentation, tensor core usage: leading dimensions).
+"""
+MISALIGNED = 0.5
+"""Share of the rate that misaligned products reach. Assumed: padding GPT-2's vocabulary of 50257 to
+50304 saves a quarter of a step, and the head has a third of the products."""
+
+MISALIGNED_ON_HOPPER = 0.17
+"""The same on Hopper: its own instructions load operands by rows of 16 bytes, so libraries take
+kernels of Turing (pytorch issue 181718).
+
+Measured on an H100: the three products of GPT-2's head with 50257 columns took 15.5 ms in place of
+2.6 (tests/measured/gpu_h100.json). On Blackwell assumed."""
+HOPPER = 90
+"""Compute capability of Hopper."""
+
+COMPILED_SHARE = 0.5
+"""Bytes that one fused kernel moves, as a share of those of a chain of eager element-wise kernels.
+Counted in tensors on a block of llama. A norm with its residual moves 5 of 8, SwiGLU 3 of 5, casts
+none."""
+COMPILED_ROTARY = 4 / 19
+"""The same of rotary positions: one kernel in each direction reads and writes them once."""
+
+COMPOSITE_NORM = 58 / 7
+"""Bytes of a composite RMSNorm over those of one kernel, which torch.compile makes of it.
+
+Counted on single calls in float32, in tensors of two bytes. Forward: cast 3, square 4, mean 2,
+product 4, cast 3, weight 2; one kernel moves 2. Backward: weight 6, casts 6, product 12, mean and
+square 16; one kernel moves 5."""
+
+WIDTH, BACKWARD_FLOPS = 128, 2.5
+"""Columns of the heads to which rates of attention belong, and backward's FLOPs over forward's."""
+
+SUMS_NBYTES = 8
+"""Bytes for each element of a float32 sum: read and written when a gradient is added to it."""
+
+
+def problems(execution: Execution, device: Device) -> Iterator[str]:
+    """Refusals of what `device` cannot execute, a line each with the scenario's key in front.
+
+    Without them it would be timed as something else.
+    """
+    yield from float8.problems(execution, device)
+    if execution.float32_products == "tf32" and not device.tf32:
+        yield (
+            f"execution.float32_products: expected ieee, or a device with products in TF32, found "
+            f"{device.name}"
+        )
+    if device.attention and execution.attention_kernels not in device.attention:
+        known = ", ".join(device.attention)
+        yield (
+            f'execution.attention_kernels: expected one of {known} on {device.name}, found '
+            f'"{execution.attention_kernels}"'
+        )
+
+
+def kernel_ns(kernel: Kernel, device: Device, execution: Execution = EAGER) -> int:
+    """The time of `kernel` on `device`, its start included."""
+    work = max(_arithmetic_s(kernel, device, execution), _memory_s(kernel, device, execution))
+    cast = float8.cast_nbytes(kernel, execution)
+    if cast:
+        work += cast / (device.memory_bandwidth * device.memory_efficiency)
+    return max(1, ceil(work * 1e9) + device.kernel * (1 + more_kernels(kernel, execution)))
+
+
+def more_kernels(kernel: Kernel, execution: Execution) -> int:
+    """The number of launches for which `kernel` stands, less one."""
+    return float8.cast_kernels(kernel, execution)
+
+
+def _memory_s(kernel: Kernel, device: Device, execution: Execution) -> float:
+    plain = device.memory_bandwidth * device.memory_efficiency
+    moved = _moved_plainly(kernel, execution)
+    return (
+        kernel.nbytes / (device.memory_bandwidth * device.elementwise_efficiency)
+        if moved is None
+        else kernel.nbytes * moved / plain
+    )
+
+
+def _moved_plainly(kernel: Kernel, execution: Execution) -> float | None:
+    """The bytes that a kernel moves in plain contiguous memory over those of the Program.
+
+    None for a chain of element-wise kernels that is not fused.
+    """
+    if kernel.operator == NORM_STEP and execution.compile:
+        return COMPILED_SHARE / COMPOSITE_NORM
+    if kernel.operator == ACCUMULATE and execution.accumulation == "fp32":
+        of = DTYPE_NBYTES[kernel.dtype]
+        return (of + SUMS_NBYTES) / (3 * of)
+    if kernel.shape or kernel.operator in STREAMS:
+        return 1.0
+    if not execution.compile:
+        return None
+    return COMPILED_ROTARY if kernel.operator == "rotary" else COMPILED_SHARE
+
+
+def _arithmetic_s(kernel: Kernel, device: Device, execution: Execution) -> float:
+    alone = device.products_alone if execution.products == "alone" else 1.0
+    if is_attention(kernel.operator) and device.attention and kernel.shape:
+        return _attention_s(kernel, device, execution.attention_kernels) * alone
+    if kernel.shape and not is_attention(kernel.operator):
+        dtype = multiplied_in(kernel, execution)
+        seconds = product_s(kernel.shape, device, dtype, transposed=kernel.transposed)
+        return seconds * alone / (float8.RECIPES[execution.recipe].rate if dtype == "float8" else 1)
+    # dtypes without a rate, as integers, have none
+    return kernel.flops / _rate(device, kernel.dtype) if kernel.flops else 0.0
+
+
+def multiplied_in(kernel: Kernel, execution: Execution) -> str:
+    """The dtype in which a product's factors are multiplied: "float8", "tf32" or the kernel's."""
+    if float8.in_eight_bits(kernel, execution):
+        return "float8"
+    is_tf32 = kernel.dtype == "float32" and execution.float32_products == "tf32"
+    return "tf32" if is_tf32 else kernel.dtype
+
+
+def _rate(device: Device, dtype: str) -> float:
+    """The rate that large products of `dtype` approach, in FLOP/s."""
+    return device.peak_flops(dtype) * device.efficiency(dtype) * device.clocks
+
+
+def is_misaligned(shape: tuple[int, ...], dtype: str, *, transposed: bool = False) -> bool:
+    """True where a contiguous dimension of a factor or of the result is no multiple of 16 bytes.
+
+    That is never the number of tokens: they are rows of a linear's input and of its output, and
+    its weight's gradient sums over them.
+    """
+    _, m, n, k = shape
+    return dtype in ALIGNED and any(size % ALIGNED[dtype] for size in (n, m if transposed else k))
+
+
+def product_s(
+    shape: tuple[int, ...], device: Device, dtype: str, *, transposed: bool = False
+) -> float:
+    """Seconds of a `shape` of (products, m, n, k): the waves of the best tile, times the time of a
+    tile.
+
+    The first factor is contiguous along m where `transposed`, else along k.
+    """
+    count, m, n, k = shape
+    rate, sms = _rate(device, dtype), device.num_sms
+    if sms == 1:
+        return 2 * count * m * n * k / rate
+    if is_misaligned(shape, dtype, transposed=transposed):
+        is_newer = device.runtime is not None and device.runtime.capability >= HOPPER
+        rate *= MISALIGNED_ON_HOPPER if is_newer else MISALIGNED
+    rows, columns, relative = _tile(shape, device)
+    waves = _waves(shape, rows, columns, sms=sms, wave_cost=device.wave_cost)
+    return waves * 2 * rows * columns * (k + device.matmul_prologue) * sms / (rate * relative)
+
+
+def _tile(shape: tuple[int, ...], device: Device) -> tuple[int, int, float]:
+    """The fastest tile on the multiprocessors for which the library chooses."""
+    sms = device.tiled_for or device.num_sms
+
+    def time(tile: tuple[int, int, float]) -> float:
+        rows, columns, relative = tile
+        waves = _waves(shape, rows, columns, sms=sms, wave_cost=device.wave_cost)
+        return waves * rows * columns / relative
+
+    return min(TILES, key=time)
+
+
+def _waves(
+    shape: tuple[int, ...], rows: int, columns: int, *, sms: int, wave_cost: float
+) -> float:
+    """Waves of tiles, with the lost share of the last one's idle part."""
+    count, m, n, _ = shape
+    waves = count * -(-m // rows) * -(-n // columns) / sms
+    return waves + wave_cost * (ceil(waves) - waves)
+
+
+def _attention_s(kernel: Kernel, device: Device, attention: str) -> float:
+    """Seconds of fused attention: its FLOPs, half of all where it is causal, at a rate that grows
+    with the length. No rate is above the peak of its dtype."""
+    keys, width = kernel.shape[2:]
+    is_backward = kernel.operator.endswith("backward")
+    rates = device.attention[attention]
+    best = min(rates.rate, device.peak_flops(kernel.dtype)) * device.clocks
+    rate = best * keys / (keys + rates.half_length)
+    # as many scores have as many exponentials, in forward and in backward, whatever their width
+    forward = kernel.flops / (BACKWARD_FLOPS if is_backward else 1.0)
+    exponentials = forward * (1 / rates.narrow - 1) * max(0.0, WIDTH / width - 1)
+    return (kernel.flops / (rates.backward if is_backward else 1.0) + exponentials) / rate

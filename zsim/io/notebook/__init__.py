@@ -1,0 +1,1 @@
+"""Tables for notebooks: HTML and pandas."""

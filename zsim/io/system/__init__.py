@@ -1,0 +1,1 @@
+"""Processes, signals and locks of this machine."""

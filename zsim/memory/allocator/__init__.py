@@ -1,0 +1,1 @@
+"""The caching allocator of torch, replayed: reserved memory, running out, snapshots."""

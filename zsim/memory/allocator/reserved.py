@@ -1,0 +1,266 @@
+"""A Program in torch's caching allocator for CUDA: what is reserved on the device for what the
+Program allocates.
+
+The allocator acts when the host issues, so reserved bytes are a function of the Program alone, as
+allocated bytes are. A free returns its block at once, as where the subject keeps references instead
+of record_stream (FSDP2, DDP). With record_stream (FSDP1, and what our executor reduces), blocks
+come back once the device has come so far; then the reserved bytes are a lower bound. It knows no
+strategy and no time; the rules of the allocator are in zsim.memory.allocator.caching_allocator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
+
+from zsim.errors import ProgramError
+from zsim.ir.ledger import label
+from zsim.ir.ops import Alloc, DriverCalls, Op, Stream
+from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram
+from zsim.memory.allocator.caching_allocator import Block, CachingAllocator, DeviceFullError
+
+NO_MARKS: Mapping[PhaseName, Container[int]] = {}
+SETTLED = 3
+"""Further steady steps on a full device, whose first finds the cache of other steps. On an H100
+each further one was alike, or alike to that before the last (tests/measured/full_device.json)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorRecord:
+    """State of the allocator in one phase on one rank, in bytes."""
+
+    start_reserved_bytes: int
+    peak_reserved_bytes: int
+    end_reserved_bytes: int
+    peak_active_bytes: int
+    """The most bytes of live blocks, rounding included."""
+    fragmentation_bytes: int
+    """Reserved but in no live block, when active bytes are at their peak for the first time."""
+    rounding_bytes: int
+    """Bytes in live blocks beyond those asked for, at that moment."""
+    workspace_bytes: int
+    """Bytes of cuBLAS's workspaces, at that moment."""
+    num_segments: int
+    """Contiguous pieces of reserved memory at the end of the phase."""
+    num_releases: int
+    """Times in the phase that the device was full and the allocator gave all cached memory back,
+    which stalls the device."""
+    reserved_by_pool: Mapping[str, int]
+    """Reserved bytes at the end of the phase, by "stream small" and "stream large"."""
+    driver_calls: Mapping[int, DriverCalls] = field(default_factory=dict, compare=False)
+    """Segments freed and allocated, by the index of the op."""
+    states: tuple[int, ...] = field(default=(), compare=False)
+    """Numbers of the allocator's states at the marked ops; equal states have equal numbers."""
+
+
+def pool_of(stream: Stream) -> str:
+    """The stream whose pool serves an op: host ops use torch's current one, compute."""
+    return "compute" if stream == "host" else stream
+
+
+@dataclass(slots=True)
+class Heap:
+    """The buffers of a Program in a caching allocator.
+
+    Each lives in the pool of the stream of the op that makes it.
+    """
+
+    allocator: CachingAllocator
+    workspace_bytes: int = 0
+    live: dict[str, Block | None] = field(default_factory=dict)
+    """Live buffers; one of no bytes has no block."""
+    _threads: set[str] = field(default_factory=set)
+
+    def allocate(self, event: Alloc, *, stream: Stream) -> Block | None:
+        """The block of `event.buffer`, which begins to live; ProgramError when it lives already."""
+        if event.buffer in self.live:
+            problem = f"{event.buffer}: it is allocated again"
+            raise ProgramError(
+                where="allocator", expected="a buffer that is not live", found=problem
+            )
+        pool = pool_of(stream)
+        block = self.allocator.allocate(event.nbytes, pool) if event.nbytes else None
+        self.live[event.buffer] = block
+        return block
+
+    def free(self, buffer: str) -> Block | None:
+        """The block that `buffer` had, which is free; ProgramError when it did not live."""
+        if buffer not in self.live:
+            raise ProgramError(
+                where="allocator", expected="a live buffer", found=f"{buffer}: it is freed"
+            )
+        block = self.live.pop(buffer)
+        if block is not None:
+            self.allocator.free(block)
+        return block
+
+    @property
+    def state(self) -> int:
+        """A number of all blocks, by which what comes is decided; equal in equal states."""
+        pools = self.allocator.pools.items()
+        return hash((
+            frozenset((name, block and block.address) for name, block in self.live.items()),
+            tuple((key, tuple((size, at) for size, at, _ in pool.free)) for key, pool in pools),
+            tuple((key, tuple(at for at, _ in pool.unmapped)) for key, pool in pools),
+            self.allocator.reserved,
+        ))
+
+    @property
+    def workspaces_bytes(self) -> int:
+        """Bytes of cuBLAS's workspaces so far."""
+        return len(self._threads) * self.workspace_bytes
+
+    def workspace(self, op: Op) -> Alloc | None:
+        """The workspace that cuBLAS keeps, when `op` is the first with products of its host
+        thread; else None.
+
+        cuBLAS has a handle, and torch a workspace for it, per thread and stream. The forward runs
+        in the main thread, the backward and what it recomputes in autograd's.
+        """
+        thread = {"forward": "main", "backward": "autograd", "recompute": "autograd"}.get(op.kind)
+        if thread is None or not self.workspace_bytes or thread in self._threads or not op.flops:
+            return None
+        self._threads.add(thread)
+        return Alloc(f"cuBLAS workspace, {thread} thread", "temporaries", self.workspace_bytes)
+
+
+def built_elsewhere(program: RankProgram) -> RankProgram:
+    """`program` with its model built on the meta device or in host memory: on the device is only
+    what construction leaves there."""
+    live: dict[str, Alloc] = {}
+    for op in program.construction:
+        for event in op.memory:
+            if isinstance(event, Alloc):
+                live[event.buffer] = event
+            else:
+                live.pop(event.buffer, None)
+    left = [
+        replace(
+            op,
+            memory=tuple(
+                event
+                for event in op.memory
+                if isinstance(event, Alloc) and live.get(event.buffer) is event
+            ),
+        )
+        for op in program.construction
+    ]
+    return replace(program, construction=tuple(left))
+
+
+def replay(
+    program: RankProgram,
+    *,
+    expandable_segments: bool = False,
+    workspace_bytes: int = 0,
+    capacity: int | None = None,
+    empty_cache: PhaseName | None = None,
+    marks: Mapping[PhaseName, Container[int]] = NO_MARKS,
+) -> Mapping[PhaseName, AllocatorRecord]:
+    """Reserved and active bytes of each phase.
+
+    `workspace_bytes` is what cuBLAS takes per handle and `capacity` what the device has for the
+    allocator; zsim.memory.non_torch knows both. Without a capacity nothing is released within a
+    phase. With one the steady step is repeated, up to `SETTLED` times, until it calls the driver no
+    more; the last counts. `empty_cache`: the phase before which torch.cuda.empty_cache is called.
+    `marks`: ops before which a record has the allocator's state, by phase.
+
+    ProgramError where a buffer is allocated twice or freed without being live; DeviceFullError
+    where `capacity` does not suffice.
+    """
+    heap = Heap(
+        CachingAllocator(expandable_segments=expandable_segments, capacity=capacity),
+        workspace_bytes,
+    )
+    records: dict[PhaseName, AllocatorRecord] = {}
+    for phase in PHASES:
+        replay_phase(heap, program.before(phase), SECOND)
+        if empty_cache == phase:
+            heap.allocator.release()
+        records[phase] = replay_phase(
+            heap, program.phase(phase), phase, marks=marks.get(phase, ())
+        )
+    for _ in range(SETTLED if capacity is not None else 0):
+        if records["steady"].driver_calls:
+            records["steady"] = replay_phase(heap, program.steady, "steady")
+    return records
+
+
+@dataclass(slots=True)
+class _Peak:
+    """The allocator when active bytes were highest, and its highest reserved bytes."""
+
+    active: int
+    reserved: int
+    allocated: int
+    workspaces: int
+    most_reserved: int
+
+    def see(self, heap: Heap) -> None:
+        """Note the state after an allocation."""
+        allocator = heap.allocator
+        if allocator.active > self.active:
+            self.active, self.reserved, self.allocated = (
+                allocator.active, allocator.reserved, allocator.allocated,
+            )
+            self.workspaces = heap.workspaces_bytes
+        if allocator.reserved > self.most_reserved:
+            self.most_reserved = allocator.reserved
+
+
+def replay_phase(
+    heap: Heap, ops: tuple[Op, ...], phase: str, *, marks: Container[int] = ()
+) -> AllocatorRecord:
+    """The record of `heap` over `ops`, which belong to `phase`; `marks` and errors as of `replay`.
+    """
+    allocator = heap.allocator
+    start, releases = allocator.reserved, allocator.num_releases
+    calls, failed = dict[int, DriverCalls](), releases
+    given, taken = len(allocator.given), len(allocator.taken)
+    peak = _Peak(allocator.active, start, allocator.allocated, heap.workspaces_bytes, start)
+    # tens of thousands of events pass here
+    live, allocate, free = heap.live, allocator.allocate, allocator.free
+    states = list[int]()
+    for op in ops:
+        if op.index in marks:
+            states.append(heap.state)
+        try:
+            extra, pool = heap.workspace(op), pool_of(op.stream)
+            for event in op.memory if extra is None else (extra, *op.memory):
+                if type(event) is Alloc:
+                    if event.nbytes and event.buffer not in live:
+                        live[event.buffer] = allocate(event.nbytes, pool)
+                    else:
+                        heap.allocate(event, stream=op.stream)
+                    if allocator.active > peak.active or allocator.reserved > peak.most_reserved:
+                        peak.see(heap)
+                elif block := live.get(event.buffer):
+                    del live[event.buffer]
+                    free(block)
+                else:
+                    heap.free(event.buffer)
+        except (ProgramError, DeviceFullError) as error:
+            where = f"{phase} op {op.index} ({label(op)})"
+            raise type(error)(where=where, expected=error.expected, found=error.found) from None
+        if len(allocator.taken) > taken or len(allocator.given) > given:
+            calls[op.index] = DriverCalls(
+                allocator.num_releases - failed,
+                len(allocator.given) - given, sum(allocator.given[given:]),
+                len(allocator.taken) - taken, sum(size for _, size in allocator.taken[taken:]),
+            )
+            failed, given, taken = (
+                allocator.num_releases, len(allocator.given), len(allocator.taken),
+            )
+    return AllocatorRecord(
+        start_reserved_bytes=start, peak_reserved_bytes=peak.most_reserved,
+        end_reserved_bytes=allocator.reserved, peak_active_bytes=peak.active,
+        fragmentation_bytes=peak.reserved - peak.active,
+        rounding_bytes=peak.active - peak.allocated, workspace_bytes=peak.workspaces,
+        num_segments=allocator.num_segments,
+        num_releases=allocator.num_releases - releases,
+        reserved_by_pool={
+            f"{pool.stream} {'small' if pool.small else 'large'}": pool.reserved
+            for pool in allocator.pools.values()
+        },
+        driver_calls=calls, states=tuple(states),
+    )

@@ -1,0 +1,1 @@
+"""Pictures of a Run: Chrome traces and plots."""
