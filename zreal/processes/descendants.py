@@ -50,3 +50,11 @@ def descendants(pids: Collection[int]) -> list[ProcessState]:
         below += own
         ahead += [process.pid for process in own]
     return below
+
+
+def command_of(pid: int) -> str:
+    """The command of a process, with its arguments; "" where it has ended, or is not shown."""
+    with suppress(OSError):
+        text = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+        return text.replace("\0", " ").strip()
+    return ""

@@ -11,7 +11,7 @@ from typing import Any
 
 KEPT = 16
 """Collectives of each rank that are remembered."""
-TEXT_BYTES = 200
+TEXT_BYTES = 400
 """Bytes of a collective's text at most."""
 SLOTS = KEPT + 1
 """Slots for texts: those remembered, and the one that is written next, which nobody reads."""

@@ -40,6 +40,7 @@ def rank_main(
     adopt_orphans()
     own = os.getpid()
     answer_when_asked(pipe.fileno())
+    os.set_inheritable(pipe.fileno(), False)  # so it closes where this process executes a program
 
     def keep(part: Any) -> None:
         _send(pipe, json.dumps({"part": part}))

@@ -11,16 +11,21 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from zreal.processes.descendants import command_of
 from zreal.processes.progress import Progress
 from zsim.runs.launch.planned_collectives import number_of
 
 READ_BYTES = 1 << 20
+FORKED = "multiprocessing.forkserver"
+"""Part of the command of each rank, which its forks have too."""
 REFERENCE = "the single-process reference"
 """Progress of a rank that is past its last collective and trains the reference by itself."""
 NO_COLLECTIVE = "no collective yet"
 BUILDING = "building the module"
 """Progress of a rank that runs the user's own code, whose name follows."""
 TIMED = "warm-up and timed steps"
+MOST_COMMAND = 100
+"""Characters of a command that a report shows."""
 RECENT_S = 3.0
 """Seconds before the timeout: a rank that entered another collective within them is slow and does
 not hang."""
@@ -48,6 +53,8 @@ class RankStatus:
     num_parts: int = 0
     """Parts of its result that it has sent."""
     error: str = ""
+    replaced: str = ""
+    """How the rank has left its controller without an end, as text."""
     ended_at: float = 0.0
     done: bool = False
     num_moves: int = 0
@@ -97,6 +104,19 @@ class RankStatus:
                             self._take(json.loads(message))
                         elif message.startswith(b"  File "):
                             self.stack.append(bytes(message))
+            self._note_closed_pipe()
+
+    def _note_closed_pipe(self) -> None:
+        """Note that a process lives whose pipe is closed: it can neither be commanded nor answer.
+
+        The system shows no command of a process that ends, and closes its pipe thereafter.
+        """
+        command = "" if self.done or self.error else command_of(self.process.pid)
+        if command:
+            how = "has closed its connection to the controller"
+            if FORKED not in command:
+                how = f"executes another program in its place, {command[:MOST_COMMAND]}"
+            self.replaced = self.error = how
 
     def _take(self, message: dict[str, Any]) -> None:
         self.result = message.get("result", message.get("part", self.result))

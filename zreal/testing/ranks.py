@@ -23,8 +23,8 @@ from zreal.processes.descendants import descendants
 from zreal.processes.launch import attend, started
 from zreal.processes.rank_status import RankStatus
 from zreal.testing.judgement.leftovers import MARK, Known, end_leftovers, leftovers
-from zreal.testing.judgement.roll_call import stranded
 from zreal.testing.judgement.verdict import RanksFailed, judge
+from zreal.testing.judgement.waits import DeadlockWatch, stranded, unmatched
 from zreal.testing.on_rank.bodies import CALL, END, copies_that_came_back
 from zreal.testing.session import environment
 from zsim.errors import ArgumentError
@@ -152,17 +152,22 @@ class Ranks:
     ) -> None:
         """Wait for the answers of all ranks, and judge them; ranks that fail are stopped."""
         try:
-            self._wait(time.monotonic() + timeout_s, ending=ending)
-            judge(self._ranks, timeout_s=timeout_s, what=what)
+            is_deadlock = self._wait(time.monotonic() + timeout_s, ending=ending)
+            judge(self._ranks, timeout_s=timeout_s, what=what, is_deadlock=is_deadlock)
         except RanksFailed:
             if not goes_on or not self._stand_together():
                 self.end()
             raise
 
     def _stand_together(self) -> bool:
-        """True where all ranks have answered, after the same collectives."""
-        counts = [rank.result["counts"] for rank in self._ranks if self._has_answered(rank)]
-        return len(counts) == self.world_size and all(each == counts[0] for each in counts)
+        """True where all ranks have answered, after the same collectives, and no message is on its
+        way."""
+        answers = [rank.result for rank in self._ranks if self._has_answered(rank)]
+        return (
+            len(answers) == self.world_size
+            and all(each["counts"] == answers[0]["counts"] for each in answers)
+            and not unmatched([each["messages"] for each in answers])
+        )
 
     def end(self) -> None:
         """End the ranks; fixtures are torn down first where no rank has died or waits."""
@@ -176,13 +181,19 @@ class Ranks:
         is_alive = rank.process.exitcode is None
         return is_alive and isinstance(rank.result, dict) and "counts" in rank.result
 
-    def _wait(self, deadline: float, *, ending: bool) -> None:
+    def _wait(self, deadline: float, *, ending: bool) -> bool:
+        """Wait until all ranks are done, or cannot be; True for a deadlock."""
+        watch, is_deadlock = DeadlockWatch(), False
+
         def look(ranks: Sequence[RankStatus]) -> None:
-            if stranded(ranks):
+            nonlocal is_deadlock
+            is_deadlock = watch.sees(ranks)
+            if is_deadlock or stranded(ranks):
                 raise _Stranded
 
         with suppress(_Stranded):
             attend(self._ranks, deadline=deadline, look=look, ending=ending)
+        return is_deadlock
 
     def _result(self, number: int, rank: RankStatus) -> Any:
         if not rank.result.get("has_result"):

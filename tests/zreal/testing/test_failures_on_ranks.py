@@ -191,7 +191,7 @@ def test_it(rank):
         dist.{call}
 """)
     assert report.splitlines()[:2] == [
-        "ranks were left in a collective: the test has ended on ranks that they wait for",
+        "ranks were left waiting: the test has ended on ranks that they wait for",
         f"rank 0 waits in {told} over ranks [0, 1] for rank 1",
     ]
     assert 'test_user.py", line 9, in test_it' in report

@@ -136,7 +136,7 @@ def _may_lack_memory(rank: RankStatus) -> bool:
 def _cause(rank: RankStatus) -> str:
     if rank.error:
         first_line, _, raised_at = rank.error.partition("\n")
-        return f"{first_line[:MAX_ERROR_CHARS]} ({raised_at})"
+        return f"{first_line[:MAX_ERROR_CHARS]}{f' ({raised_at})' * bool(raised_at)}"
     code = rank.process.exitcode
     is_signal = code is not None and code < 0
     return killed_by(-code) if is_signal else f"exited with code {code} without a result"

@@ -12,14 +12,13 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from zreal.processes.descendants import running
+from zreal.processes.descendants import command_of, running
+from zreal.processes.rank_status import FORKED
 
 MARK = "ZREAL_RANKS"
 """Environment variable of the ranks of a run, and of all that they start."""
 OWN_END_S = 0.5
 """Seconds in which processes may end that notice the end of their rank, as multiprocessing's do."""
-FORKED = "multiprocessing.forkserver"
-"""Part of the command of each rank, which its forks have too."""
 Known = Collection[tuple[int, int]]
 """Processes that were seen below the ranks, each by id and beginning."""
 
@@ -54,7 +53,5 @@ def _is_marked(pid: int, mark: str) -> bool:
 
 
 def _command(pid: int) -> str:
-    with suppress(OSError):
-        text = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
-        return f"a fork of the rank, process {pid}" if FORKED in text else text
-    return ""
+    text = command_of(pid)
+    return f"a fork of the rank, process {pid}" if FORKED in text else text

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from zreal.processes.rank_status import RankStatus
 from zreal.processes.reports.stacks import Frame, stacks
-from zreal.testing.names import is_member, named, without_nth
+from zreal.testing.names import named
 from zsim.io.system.processes import is_stopped
-from zsim.runs.launch.planned_collectives import number_of
 
 BELOW = ("/zreal/testing/on_rank/bodies.py", "/zreal/testing/on_rank/rank_plugin.py", "/pluggy/")
 """Parts of the names of files from which the body of a test, or a fixture, is called."""
@@ -46,25 +45,3 @@ def body_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     below = next(calls, None)
     called = frames if below is None else frames[: frames.index(below)]
     return tuple(frame for frame in called if not any(part in frame.file for part in OWN))
-
-
-def stranded(ranks: Sequence[RankStatus]) -> str:
-    """The report of ranks in a collective that a rank has left out for good, since it has ended; ""
-    where none is seen to be."""
-    ended = [rank for rank in ranks if rank.done]
-    lines = []
-    for rank in ranks:
-        number = number_of(rank.last_collective)
-        group = without_nth(rank.last_collective.partition(" over ")[2])
-        absent = [
-            other.rank for other in ended
-            if is_member(other.rank, group) and other.result["counts"].get(group, 0) <= number
-        ]
-        if absent and not rank.done:
-            lines.append(f"rank {rank.rank} waits in {rank.last_collective} for {named(absent)}")
-    if not lines:
-        return ""
-    return "\n".join([
-        "ranks were left in a collective: the test has ended on ranks that they wait for", *lines,
-        roll_call(ranks),
-    ])

@@ -16,8 +16,9 @@ from zreal.processes.fork_server import CLOSING_S, killed_by, server_end
 from zreal.processes.rank_status import RankStatus
 from zreal.processes.reports.failure_report import UNKNOWN_EXIT_CODE, is_consequence
 from zreal.processes.reports.hang_report import slow_progress
-from zreal.testing.judgement.roll_call import roll_call, stranded
-from zreal.testing.names import is_member, named
+from zreal.testing.judgement.roll_call import roll_call
+from zreal.testing.judgement.waits import deadlock, stranded, unmatched
+from zreal.testing.names import is_member, named, without_nth
 from zreal.testing.requirements import skip
 from zsim.runs.launch.planned_collectives import number_of
 
@@ -44,8 +45,12 @@ class RankEnd:
     """The last collective that the rank entered."""
     counts: dict[str, int]
     """Collectives that it has entered, by group."""
+    messages: dict[str, int]
+    """Its sends and receives, by channel."""
     differs: bool
     """True where it failed since its last collective differs from another rank's."""
+    messages_differ: str
+    """The send and the receive whose difference failed it."""
 
 
 def end_of(rank: RankStatus) -> RankEnd:
@@ -56,6 +61,9 @@ def end_of(rank: RankStatus) -> RankEnd:
     code = rank.process.exitcode
     if rank.done or "outcome" in told:
         outcome = told.get("outcome", "passed")
+    elif rank.replaced:
+        how = rank.replaced
+        outcome, text, line = "died", f"{how}, last collective: {rank.last_collective}", how
     elif rank.error:
         outcome, text, line = "failed", rank.error, rank.error.splitlines()[0]
     elif code is not None:
@@ -63,12 +71,14 @@ def end_of(rank: RankStatus) -> RankEnd:
         outcome, text, line = "died", f"{how}, last collective: {rank.last_collective}", how
     return RankEnd(
         rank=rank.rank, outcome=outcome, text=text, line=line, at=at, last=rank.last_collective,
-        counts=told.get("counts", {}),
-        differs=told.get("differs", False),
+        counts=told.get("counts", {}), messages=told.get("messages", {}),
+        differs=told.get("differs", False), messages_differ=told.get("messages_differ", ""),
     )
 
 
-def judge(ranks: list[RankStatus], *, timeout_s: float, what: str) -> None:
+def judge(
+    ranks: list[RankStatus], *, timeout_s: float, what: str, is_deadlock: bool = False
+) -> None:
     """Return where a call has passed on all ranks.
 
     Else it raises RanksFailed; pytest's skip or xfail, where all ranks ask for it alike; or
@@ -81,7 +91,7 @@ def judge(ranks: list[RankStatus], *, timeout_s: float, what: str) -> None:
         raise RanksFailed(_failure(ends, bad, what))
     if "waiting" in outcomes:
         waiting = [end.rank for end in ends if end.outcome == "waiting"]
-        raise RanksFailed(stranded(ranks) or (
+        raise RanksFailed(stranded(ranks) or (is_deadlock and deadlock(ranks)) or (
             f"{what} did not end on {named(waiting)} within {timeout_s:g} s\n"
             f"{_slow(ranks)}{roll_call(ranks)}"
         ))
@@ -91,6 +101,9 @@ def judge(ranks: list[RankStatus], *, timeout_s: float, what: str) -> None:
         counts := _uneven_counts(ends)
     ):
         raise RanksFailed(f"ranks end {what} after different numbers of collectives\n{counts}")
+    if lines := unmatched([end.messages for end in ends]):
+        told = "\n".join(lines)
+        raise RanksFailed(f"ranks end {what} with messages that were not received\n{told}")
     _ask_for(ends[0])
 
 
@@ -103,8 +116,8 @@ def _failure(ends: Sequence[RankEnd], bad: Sequence[RankEnd], what: str) -> str:
     alike = [end.rank for end in roots if end.line == first.line]
     others = [end for end in ends if end.rank not in alike]
     head = f"{named(alike)} of {len(ends)}"
-    if first.differs:
-        return f"{_different(ends, first)}\n\n{first.text}"
+    if first.differs or first.messages_differ:
+        return f"{first.messages_differ or _different(ends, first)}\n\n{first.text}"
     if first.outcome == "died":
         head = f"{head} {'was ' * first.text.startswith('killed')}{first.text}"
     else:
@@ -116,7 +129,7 @@ def _different(ends: Sequence[RankEnd], first: RankEnd) -> str:
     """The ranks by the collective that they enter at this number; a minority is called so."""
     entered: dict[str, list[int]] = {}
     for end in ends:
-        if number_of(end.last) == number_of(first.last):
+        if _meeting(end.last) == _meeting(first.last):
             entered.setdefault(end.last, []).append(end.rank)
     (most, majority), *others = sorted(entered.items(), key=lambda item: -len(item[1]))
     lines = ["ranks enter different collectives", f"  {named(majority)}: {most}"]
@@ -124,6 +137,11 @@ def _different(ends: Sequence[RankEnd], first: RankEnd) -> str:
         minority = "  <- the minority" * (len(ranks) < len(majority))
         lines.append(f"  {named(ranks)}: {last}{minority}")
     return "\n".join(lines)
+
+
+def _meeting(last: str) -> tuple[int, str]:
+    """The number and the ranks of a collective, which are alike on ranks that meet in it."""
+    return number_of(last), without_nth(last.partition(" over ")[2])
 
 
 def _server_text(bad: Sequence[RankEnd]) -> str:

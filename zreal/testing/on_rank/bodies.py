@@ -20,6 +20,7 @@ import pytest
 from zreal.processes.rank_process import Commands
 from zreal.testing.names import named
 from zreal.testing.on_rank.collective_checks import CollectiveChecks, CollectiveMismatchError
+from zreal.testing.on_rank.message_checks import MessageMismatchError
 from zreal.testing.on_rank.rank import Rank
 
 END, CALL = "end", "call"
@@ -49,7 +50,7 @@ class Served:
             os._exit(1)
         failed = outcome["outcome"] == "failed"
         self.commands.answer(
-            outcome | {"counts": dict(self.checks.counts)}, error=outcome["line"] if failed else ""
+            outcome | self.checks.told(), error=outcome["line"] if failed else ""
         )
 
     def answer_calls(self, call: Callable[[Any], object], told: Told) -> None:
@@ -91,8 +92,11 @@ def failure(error: BaseException, told: Told) -> dict[str, Any]:
     text, crash = told(error)
     reason = str(error) or type(error).__name__
     line = reason if kind in ("skipped", "xfailed") else error_line(error, crash)
-    differs = isinstance(error, CollectiveMismatchError)
-    return {"outcome": kind, "text": text, "line": line, "at": at, "differs": differs}
+    return {
+        "outcome": kind, "text": text, "line": line, "at": at,
+        "differs": isinstance(error, CollectiveMismatchError),
+        "messages_differ": getattr(error, "report", ""),
+    }
 
 
 def error_line(error: BaseException, crash: str) -> str:
@@ -129,7 +133,7 @@ def function_error(error: BaseException) -> tuple[str, str]:
 def trimmed(error: BaseException) -> BaseException:
     """The error without the frames that call bodies; without torch's, where it is not at fault."""
     hidden = [__file__]
-    if isinstance(error, CollectiveMismatchError):
+    if isinstance(error, CollectiveMismatchError | MessageMismatchError):
         hidden += ["/torch/", "/zreal/"]
     kept: TracebackType | None = None
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):

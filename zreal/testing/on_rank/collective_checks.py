@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from zreal import torch_private
 from zreal.testing.names import group_name, nth_group
+from zreal.testing.on_rank.message_checks import ANY, RECEIVE, SEND, Channel, MessageChecks
 from zsim.errors import RankError
 
 
@@ -52,13 +53,12 @@ OPS = {
     "monitored_barrier_": C10dOp("monitored_barrier"),
 }
 """Collectives by the name of their c10d operator."""
-BETWEEN_TWO = {
-    "send": C10dOp("send to rank", 0, 2),
-    "recv_": C10dOp("receive from rank", 0, 2),
-    "recv_any_source_": C10dOp("receive from any", 0),
+MESSAGES = {
+    "send": C10dOp(SEND, 0, 2),
+    "recv_": C10dOp(RECEIVE, 0, 2),
+    "recv_any_source_": C10dOp(RECEIVE, 0),
 }
-"""Operators that other ranks take no part in, by name; they are said, and neither counted nor held
-to others."""
+"""Operators between two ranks, by name; the root is the other one. Their last argument is a tag."""
 
 
 class CollectiveMismatchError(RankError):
@@ -73,12 +73,17 @@ class CollectiveChecks:
     ) -> None:
         self.counts: Counter[str] = Counter()
         """Collectives that this rank has entered, by the name of their group."""
+        self.messages = MessageChecks(store, rank=rank, progress=progress)
         self._store, self._rank, self._progress = store, rank, progress
         self._world = list(range(world_size))
 
+    def told(self) -> dict[str, dict[str, int]]:
+        """Counts for the controller, of collectives and of messages."""
+        return {"counts": dict(self.counts), "messages": dict(self.messages.counts)}
+
     def active(self) -> AbstractContextManager[None]:
         """Context manager in which c10d's operators are seen."""
-        names = [f"c10d::{name}" for name in OPS | BETWEEN_TWO]
+        names = [f"c10d::{name}" for name in OPS | MESSAGES]
         return torch_private.c10d_calls(names, self._seen)
 
     def enter(self, name: str, content: str, *, ranks: Sequence[int], nth: int = 1) -> int:
@@ -111,18 +116,24 @@ class CollectiveChecks:
         ranks = self._world if group is None else dist.get_process_group_ranks(group)
         if len(ranks) == 1:
             return call()
-        op = OPS.get(short) or BETWEEN_TWO[short]
+        op = OPS.get(short) or MESSAGES[short]
         content = "" if op.payload is None else _content(arguments[op.payload], op)
         root = "" if op.root is None else str(ranks[arguments[op.root]])
-        if short in BETWEEN_TWO:
-            over = group_name(ranks, world_size=len(self._world))
-            self._progress(f"{op.name} {root}{content} over {over}")
+        nth = 1 if group is None else torch_private.number_of_group(group)
+        if short in MESSAGES:
+            over = nth_group(nth, group_name(ranks, world_size=len(self._world)))
+            self.messages.enter(op.name, self._channel(op, root, over, arguments), content)
         else:
             reduction = torch_private.reduction(arguments)
             content += f", {reduction}" * bool(reduction) + f", root {root}" * bool(root)
-            nth = 1 if group is None else torch_private.number_of_group(group)
             self.enter(op.name, content, ranks=ranks, nth=nth)
         return call()
+
+    def _channel(self, op: C10dOp, peer: str, over: str, arguments: tuple[Any, ...]) -> Channel:
+        """The channel of a send or receive. NCCL looks at no tag."""
+        own, other = f"rank {self._rank}", f"rank {peer}" if peer else ANY
+        tag = 0 if arguments[0][0].is_cuda else arguments[-1]
+        return Channel(own, other, over, tag) if op.name == SEND else Channel(other, own, over, tag)
 
 
 def _content(payload: Any, op: C10dOp) -> str:

@@ -70,7 +70,7 @@ def serve(
             served.answer(end)
             served.answer_calls(partial(call_function, this), function_error)
     below = [[process.pid, process.began] for process in descendants([os.getpid()])]
-    return end | {"counts": dict(checks.counts), "left": below}
+    return end | checks.told() | {"left": below}
 
 
 def _redirect_output(folder: Path, rank: int) -> None:

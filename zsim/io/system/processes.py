@@ -44,3 +44,13 @@ def children(pid: int) -> list[int]:
         with suppress(OSError):  # its thread has ended
             started += map(int, task.read_text().split())
     return started
+
+
+def ticks_asleep(pid: int) -> int | None:
+    """Ticks of the clock that a process has taken of cores, where its main thread sleeps now; None
+    where it runs or wants to, or the system shows nothing."""
+    with suppress(OSError, IndexError, ValueError):
+        stat = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        state, *fields = stat.rpartition(")")[2].split()
+        return int(fields[10]) + int(fields[11]) if state == "S" else None
+    return None
