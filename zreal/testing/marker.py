@@ -31,12 +31,16 @@ class RanksMarker:
     backend: str
 
 
-def read(mark: pytest.Mark) -> RanksMarker:
-    """The arguments of a marker; RanksMarkerError for a mistake in them."""
+def read(mark: pytest.Mark, world_sizes: list[int]) -> RanksMarker:
+    """The arguments of a marker; RanksMarkerError for a mistake in them.
+
+    `world_sizes` are those of --zero-world-size, of a marker that names none.
+    """
     unknown = [*mark.args[1:], *(mark.kwargs.keys() - {"timeout", "backend"})]
-    if len(mark.args) < 1 or unknown:
+    given = mark.args[0] if mark.args else world_sizes or None
+    if given is None or unknown:
         raise _unfit("", "a number of ranks, timeout and backend", unknown[0] if unknown else None)
-    (given, *_), timeout = mark.args, mark.kwargs.get("timeout")
+    timeout = mark.kwargs.get("timeout")
     sizes = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not sizes or not all(_is_number(size, int) and size <= MOST_RANKS for size in sizes):
         raise _unfit("", f"numbers of ranks from 1 to {MOST_RANKS}, as 4 or [2, 4]", given)

@@ -21,6 +21,7 @@ MARKER = (
     "ranks(4, timeout=30, backend='gloo'): run the body on every rank of a process group; "
     "ranks([2, 4]) makes a test of each"
 )
+GPUS_MARKER = "needs_gpus(2): skip the test where there are fewer CUDA devices"
 WORLD_SIZE = "_ranks_world_size"
 """Parameter of a test whose marker has a list."""
 MISTAKE = pytest.StashKey[str]()
@@ -29,27 +30,33 @@ RANK = pytest.StashKey["Rank"]()
 """The rank that this process is, in the config of a rank's session."""
 DEFAULT_TIMEOUT_S = 60.0
 KEPT = ("failed", "all", "none")
+DEBUG = ("off", "info", "detail")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option of this plugin alone; those that it shares are zsim's."""
-    text = "whose output of ranks goes to --zero-artifacts: failed (default), all or none"
-    parser.getgroup("zreal", "zreal: tests that run on ranks").addoption(
-        "--zero-keep-logs", choices=KEPT, default=None, help=text
-    )
-    parser.addini("zero_keep_logs", text)
+    """The options of this plugin alone; those that it shares are zsim's."""
+    group = parser.getgroup("zreal", "zreal: tests that run on ranks")
+    for name, choices, text in (
+        ("keep-logs", KEPT, "whose output of ranks goes to --zero-artifacts: failed (default), all "
+                            "or none"),
+        ("debug", DEBUG, "torch's own checks and lines on ranks, TORCH_DISTRIBUTED_DEBUG: off, "
+                         "info or detail; in torch 2.13 detail ends DistributedDataParallel"),
+    ):
+        group.addoption(f"--zero-{name}", choices=choices, default=None, help=text)
+        parser.addini(f"zero_{name.replace('-', '_')}", text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
-    config.addinivalue_line("markers", MARKER)
+    """Register the markers."""
+    for marker in (MARKER, GPUS_MARKER):
+        config.addinivalue_line("markers", marker)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test of each number of ranks, where the marker has a list of them."""
+    """A test of each number of ranks, where the marker or the option has a list of them."""
     mark = metafunc.definition.get_closest_marker("ranks")
-    sizes = mark.args[0] if mark and mark.args else ()
+    sizes = mark and (mark.args[0] if mark.args else world_sizes(metafunc.config))
     if isinstance(sizes, list | tuple) and sizes:
         metafunc.fixturenames.append(WORLD_SIZE)
         ids = [f"{size}-ranks" for size in sizes]
@@ -81,7 +88,7 @@ def _marker(item: pytest.Item) -> RanksMarker | None:
     mark = item.get_closest_marker("ranks")
     assert mark is not None
     try:
-        return read(mark)
+        return read(mark, world_sizes(item.config))
     except RanksMarkerError as error:
         item.stash[MISTAKE] = str(error)
         return None
@@ -94,19 +101,31 @@ def _world_size(item: pytest.Function, marker: RanksMarker) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail a test that cannot run on ranks; skip, or fail, one whose backend is not there."""
+    """Fail a test that cannot run on ranks; skip, or fail, one whose backend or GPUs are not there.
+    """
+    if mark := item.get_closest_marker("needs_gpus"):
+        from zreal.testing.requirements import missing_gpus
+
+        _require(item, missing_gpus(mark))
     if not _runs_on_ranks(item):
         return
-    from zreal.testing.requirements import missing, skip, unfit
+    from zreal.testing.requirements import missing, unfit
 
     marker = None if MISTAKE in item.stash else _marker(item)
     if problem := item.stash.get(MISTAKE, "") or unfit(item):
         pytest.fail(problem, pytrace=False)
     assert isinstance(item, pytest.Function)
     assert marker is not None
-    if lack := missing(marker.backend, _world_size(item, marker)):
-        if _option(item.config, "zero_require_backend"):
-            pytest.fail(f"{lack} (--zero-require-backend)", pytrace=False)
+    _require(item, missing(marker.backend, _world_size(item, marker)))
+
+
+def _require(item: pytest.Item, lack: str) -> None:
+    """Skip a test for what it lacks, or fail it where backends are required."""
+    if lack and _option(item.config, "zero_require_backend"):
+        pytest.fail(f"{lack} (--zero-require-backend)", pytrace=False)
+    if lack:
+        from zreal.testing.requirements import skip
+
         skip(lack)
 
 
@@ -136,6 +155,18 @@ def _option(config: pytest.Config, name: str) -> Any:
         return config.getini(name) or None
     except (KeyError, ValueError):  # by the version of pytest
         return None
+
+
+def world_sizes(config: pytest.Config) -> list[int]:
+    """Numbers of ranks of tests whose marker names none; zsim's plugin refuses what is no number.
+    """
+    text = str(_option(config, "zero_world_size") or "")
+    return [int(size) for size in text.split(",") if size.strip().isdigit()]
+
+
+def debug_level(config: pytest.Config) -> str:
+    """The value of torch's variable for the ranks; "" for that of the controller."""
+    return str(_option(config, "zero_debug") or "").upper()
 
 
 def _timeout(config: pytest.Config) -> float:

@@ -81,7 +81,8 @@ class Ranks:
         self._mark = uuid.uuid4().hex
         arguments = {
             "folder": str(self.folder), "backend": self.backend, "session": self.session,
-            "environment": environment() | {MARK: self._mark}, "cwd": os.getcwd(), "path": sys.path,
+            "environment": environment(self.session) | {MARK: self._mark}, "cwd": os.getcwd(),
+            "path": sys.path,
         }
         self._ranks = self._stack.enter_context(started(
             TARGET, arguments, world_size=self.world_size, preload=PRELOAD, commanded=True

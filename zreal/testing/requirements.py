@@ -44,11 +44,28 @@ def missing(backend: str, world_size: int) -> str:
         return "marker ranks: expected torch.distributed, found a torch without it"
     if backend != "nccl":
         return ""
-    devices = torch.cuda.device_count()
     needed = 1 if HOST_ID in os.environ else world_size
-    if devices >= needed and dist.is_nccl_available():
+    if torch.cuda.device_count() >= needed and dist.is_nccl_available():
         return ""
-    return f"marker ranks: nccl: expected {needed} CUDA devices, found {devices}"
+    return _too_few("ranks: nccl", needed)
+
+
+def missing_gpus(mark: pytest.Mark) -> str:
+    """The reason for which the GPUs of a marker `needs_gpus` are not there; "" where they are."""
+    number = mark.args[0] if len(mark.args) == 1 and not mark.kwargs else None
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        pytest.fail("marker needs_gpus: expected a number of GPUs, as needs_gpus(2)", pytrace=False)
+    if importlib.util.find_spec("torch") is None:
+        return "marker needs_gpus: expected torch, found none; pip install 'zsim[real]'"
+    return _too_few("needs_gpus", number)
+
+
+def _too_few(marker: str, needed: int) -> str:
+    import torch
+
+    devices = torch.cuda.device_count()
+    few = f"marker {marker}: expected {needed} CUDA devices, found {devices}"
+    return few if devices < needed else ""
 
 
 def skip(reason: str) -> NoReturn:

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from zreal.testing.pytest_plugin import debug_level, world_sizes
+
 LEFT_OUT = (
     "_pytest", "xdist", "pytest_cov", "pytest_timeout", "pytest_rerunfailures", "pytest_forked",
     "pytest_randomly", "_hypothesis_pytestplugin", "zsim",
@@ -29,6 +31,7 @@ OWN_OPTIONS = frozenset({
     "ignore", "ignore_glob", "deselect", "keyword", "markexpr", "pyargs", "help", "version",
 })
 """Options that choose tests, or name files that a session writes."""
+DEBUG_LEVEL = "TORCH_DISTRIBUTED_DEBUG"
 UNSHARED = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_CURRENT_TEST")
 """Variables that pytest itself reads or writes; all others go to the ranks."""
 
@@ -44,12 +47,14 @@ def session_of(
         "arguments": [*_arguments(config), f"{path}::{inside}" if inside else str(path)],
         "is_file": not inside,
         "plugins": list(_plugins(config)),
-        "options": dict(_options(config)),
+        "options": dict(_options(config))
+        | {"zero_world_size": ",".join(map(str, world_sizes(config)))},
         "markers": config.getini("markers"),
         "autoload": {
             name: value for name, value in os.environ.items()
             if name == "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
         },
+        "variables": {DEBUG_LEVEL: level} if (level := debug_level(config)) else {},
         "tmp_path": "" if tmp_path is None else str(tmp_path),
     }
 
@@ -96,6 +101,7 @@ def _options(config: pytest.Config) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def environment() -> dict[str, str]:
-    """The controller's environment, for its ranks."""
-    return {name: value for name, value in os.environ.items() if name not in UNSHARED}
+def environment(session: dict[str, Any] | None) -> dict[str, str]:
+    """The controller's environment, for its ranks, with what the session sets."""
+    shared = {name: value for name, value in os.environ.items() if name not in UNSHARED}
+    return shared | (session["variables"] if session else {})

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 OPTIONS = {
     "backend": ("NAME,…", "backends of scenario files and of tests whose marker names none: sim "
                           "(default), fake, gloo, nccl, …"),
+    "world-size": ("N,…", "numbers of ranks of tests whose marker names none"),
     "compare": ("RUN", "hold each Run to the saved one of its scenario: a file, or a folder of "
                        "them"),
     "fail-if": ("LIMITS", "growths that fail a test, as peak:+2%%,step:+5%%; needs --zero-compare"),

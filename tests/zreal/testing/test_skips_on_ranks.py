@@ -70,13 +70,34 @@ def test_devices_that_are_not_there_skip_a_test_or_fail_it_where_they_are_requir
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     source = """
 @pytest.mark.ranks(2, backend="nccl")
-def test_it(rank): pass
+def test_nccl(rank): pass
+
+@pytest.mark.needs_gpus(2)
+def test_gpus(): pass
 """
-    assert sessions.outcomes(source) == {"test_it": "skipped"}
+    assert set(sessions.outcomes(source).values()) == {"skipped"}
     plugin = ("-p", "zsim.testing.pytest_plugin")
-    assert sessions.failure(source, *plugin, "--zero-require-backend") == (
-        "marker ranks: nccl: expected 2 CUDA devices, found 0 (--zero-require-backend)"
-    )
+    reports = sessions.reports(source, *plugin, "--zero-require-backend")
+    assert [report.longreprtext for report in reports.values()] == [
+        f"marker {which}: expected 2 CUDA devices, found 0 (--zero-require-backend)"
+        for which in ("ranks: nccl", "needs_gpus")
+    ]
+
+
+def test_options_name_the_ranks_of_a_marker_without_and_torchs_debug_level(
+    sessions: RankSessions
+) -> None:
+    assert sessions.outcomes("""
+@pytest.mark.ranks
+def test_it(rank):
+    assert os.environ["TORCH_DISTRIBUTED_DEBUG"] == "INFO"
+    assert dist.get_debug_level() == dist.DebugLevel.INFO
+
+@pytest.mark.ranks(1)
+def test_named(rank): pass
+""", "-p", "zsim.testing.pytest_plugin", "--zero-world-size=1,2", "--zero-debug=info") == {
+        "test_it[1-ranks]": "passed", "test_it[2-ranks]": "passed", "test_named": "passed",
+    }
 
 
 SIZES = "marker ranks: expected numbers of ranks from 1 to 64, as 4 or [2, 4], found"

@@ -214,7 +214,22 @@ def test_the_seed_of_the_option_is_that_of_every_scenario(sessions):
     sessions.run("--zero-seed=17").assert_outcomes(passed=1)
 
 
+def test_the_option_gives_the_ranks_of_tests_whose_marker_names_none(sessions):
+    sessions.scenario("zero3-mlp-4")
+    marker = "@pytest.mark.zero(scenario='scenarios/zero3-mlp-4.toml'{})\n"
+    sessions.tests(
+        marker.format("") + "def test_step(zero): assert zero.run().scenario.world_size in (2, 8)\n"
+        + marker.format(", world_size=3") + "def test_named(zero): pass\n"
+    )
+    told, _ = sessions.outcomes("test_user.py", "--zero-world-size=2,8")
+    assert told == {
+        f"test_user::{test}": "passed"
+        for test in ("test_step[sim-2]", "test_step[sim-8]", "test_named[sim-3]")
+    }
+
+
 @pytest.mark.parametrize(("option", "problem"), [
+    ("--zero-world-size=2,x", "--zero-world-size: expected numbers of ranks, as 2,4, found 2,x"),
     ("--zero-seed=-1", "--zero-seed: expected a whole number from 0 to 2,147,483,648, found "
                        "-1"),
     ("--zero-seed=x", "--zero-seed: expected a whole number from 0 to 2,147,483,648, found x"),

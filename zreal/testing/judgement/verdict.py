@@ -119,7 +119,8 @@ def _failure(ends: Sequence[RankEnd], bad: Sequence[RankEnd], what: str) -> str:
     if first.differs or first.messages_differ:
         return f"{first.messages_differ or _different(ends, first)}\n\n{first.text}"
     if first.outcome == "died":
-        head = f"{head} {'was ' * first.text.startswith('killed')}{first.text}"
+        verb = "was " if len(alike) == 1 else "were "
+        head = f"{head} {verb * first.text.startswith('killed')}{first.text}"
     else:
         head = f"{head} failed {'first' if others else 'alike'}: {first.line}\n\n{first.text}\n"
     return "\n".join([head, *_others(others, first)])

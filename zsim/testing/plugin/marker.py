@@ -27,8 +27,8 @@ def cases(
 ) -> Iterator[BackendCase]:
     """The cases of a test with these markers, the nearest first; MarkerError for a mistake.
 
-    Without a backend in the marker they are those of --zero-backend. A test that `compares` leaves
-    out the simulator, unless it has nothing else.
+    What the marker does not name is that of --zero-backend and --zero-world-size. A test that
+    `compares` leaves out the simulator, unless it has nothing else.
     """
     told = _keywords(markers)
     backends = _listed(told.get("backend", settings.backends), str)
@@ -37,11 +37,12 @@ def cases(
     backends = backends_of(backends, where="backend")
     if compares:
         backends = [name for name in backends if name != SIM] or backends
-    sizes = _listed(told.get("world_size"), int)
+    sizes = _listed(told.get("world_size", settings.world_sizes or None), int)
     if not all(1 <= size <= MOST_RANKS for size in sizes) or (
         not sizes and told.get("world_size") is not None
     ):
-        raise _unfit("world_size", "numbers of ranks, as 4 or [2, 4]", told["world_size"])
+        given = told.get("world_size", settings.world_sizes)
+        raise _unfit("world_size", "numbers of ranks, as 4 or [2, 4]", given)
     source = told.get("scenario")
     if not isinstance(source, Scenario | str | PathLike | None):
         raise _unfit("scenario", "a Scenario or the path of its file", source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ class SessionOptions:
     """The options of a session; those that are not given have their defaults."""
 
     backends: tuple[str, ...] = (registry.SimBackend.name,)
+    world_sizes: tuple[int, ...] = ()
+    """Numbers of ranks of tests whose marker names none."""
     require_backend: bool = False
     """A backend that is not available fails its tests instead of skipping them."""
     update_golden: bool = False
@@ -53,6 +56,7 @@ def read(
         backends=tuple(backends_of(backends.split(","), where="--zero-backend"))
         if backends
         else (registry.SimBackend.name,),
+        world_sizes=_world_sizes(text_of("world-size")),
         require_backend=require_backend,
         update_golden=update_golden,
         baselines=_baselines(text_of("compare"), text_of("fail-if")),
@@ -70,6 +74,15 @@ def backends_of(names: list[str], *, where: str) -> list[str]:
         if name != registry.SimBackend.name and name not in registry.names():
             registry.find(name, where=where)  # which says so
     return list(dict.fromkeys(stripped))
+
+
+def _world_sizes(text: str) -> tuple[int, ...]:
+    sizes = [part.strip() for part in text.split(",")] if text else []
+    if not all(re.fullmatch("[1-9][0-9]{0,6}", size) for size in sizes):
+        raise OptionError(
+            where="--zero-world-size", expected="numbers of ranks, as 2,4", found=text[:60]
+        )
+    return tuple(dict.fromkeys(map(int, sizes)))
 
 
 def _baselines(path: str, limits: str) -> Baselines | None:
