@@ -54,7 +54,7 @@ class RankStatus:
     """Parts of its result that it has sent."""
     error: str = ""
     replaced: str = ""
-    """How the rank has left its controller without an end, as text."""
+    """Text of how the rank has left its controller without an end."""
     ended_at: float = 0.0
     done: bool = False
     num_moves: int = 0

@@ -46,7 +46,7 @@ class RankEnd:
     counts: dict[str, int]
     """Collectives that it has entered, by group."""
     messages: dict[str, int]
-    """Its sends and receives, by channel."""
+    """Sends and receives of it, by channel."""
     differs: bool
     """True where it failed since its last collective differs from another rank's."""
     messages_differ: str

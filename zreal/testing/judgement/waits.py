@@ -137,8 +137,10 @@ def _key(text: str) -> str:
 
 
 def _entered(rank: RankStatus, key: str) -> int:
-    """Collectives of a group, or messages of a channel, that a rank has come to: those that it has
-    counted once it has ended, and before, those that it has announced lately."""
+    """Collectives of a group, or messages of a channel, that a rank has come to.
+
+    A rank that has ended has counted them; another has announced the latest.
+    """
     if rank.done:
         return int((rank.result["counts"] | rank.result["messages"]).get(key, 0))
     lately = (number_of(text) + 1 for text in rank.progress.recent() if _key(text) == key)
