@@ -1,4 +1,4 @@
-"""Status of one rank as the controller sees it, and the roll-call of all ranks."""
+"""Status of one rank as the controller sees it, and ranks by their last collective."""
 
 from __future__ import annotations
 
@@ -156,13 +156,6 @@ def phase(ranks: list[RankStatus], steps: int) -> str:
         return f"step {last.num_parts} of {steps}"
     is_past = last.last_collective == REFERENCE
     return f"{REFERENCE}, then {TIMED}" if is_past else TIMED
-
-
-def roll_call(ranks: list[RankStatus]) -> str:
-    """The last collective of every rank, as text."""
-    finished = [rank.rank for rank in ranks if rank.done]
-    groups = [*unfinished_by_collective(ranks), *([("finished", finished)] if finished else [])]
-    return "; ".join(f"ranks {members} at {last}" for last, members in groups)
 
 
 def _num_entered(last_collective: str) -> int:

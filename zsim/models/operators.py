@@ -1,4 +1,4 @@
-"""Operators: the vocabulary that models are made of, with their work. The README beside
+"""Operators: the vocabulary that models are made of. The README beside
 `zsim.autograd` says how one is added."""
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ import signal
 from typing import Any
 
 from zreal.processes.fork_server import CLOSING_S, killed_by, server_end
-from zreal.processes.rank_status import RankStatus, roll_call
+from zreal.processes.rank_status import RankStatus
 from zreal.processes.reports.hang_report import deviation, hang, mismatch, slow_progress
+from zreal.processes.reports.roll_call import roll_call
 from zsim.errors import RankError
 from zsim.runs.launch.planned_collectives import BY_TORCH, Planned, deviations
 

@@ -9,9 +9,9 @@ from zreal.processes.rank_status import (
     REFERENCE,
     RankStatus,
     different_collectives,
-    roll_call,
     unfinished_by_collective,
 )
+from zreal.processes.reports.roll_call import roll_call
 from zreal.processes.reports.stacks import Frame, innermost_frames
 from zsim.io.system.processes import STOPPED, is_stopped
 from zsim.runs.launch.planned_collectives import Deviation

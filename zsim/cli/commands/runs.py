@@ -160,7 +160,7 @@ def _trace_notes(scenario: Scenario, record: RunRecord) -> TraceNotes | None:
     """Reasons, memory by kind and rates of links for the trace of a simulated Run."""
     if record.interpreter != "simulator":
         return None
-    from zsim.report.trace import trace_notes  # start-up: few runs write a trace
+    from zsim.report.simulation_notes import trace_notes  # start-up: few runs write a trace
 
     return trace_notes(scenario, record)
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError, create_model
 from zsim.errors import ZsimError, shown
 from zsim.io import pydantic_words
 from zsim.ir.mesh import AXES, RESERVED_AXES
-from zsim.scenario.keys.elsewhere import ELSEWHERE
+from zsim.scenario.keys.foreign_keys import FOREIGN_KEYS
 from zsim.scenario.keys.schema import ScenarioTable, strategy_table
 from zsim.scenario.keys.table import Table
 from zsim.strategies import STRATEGIES
@@ -43,7 +43,7 @@ def validated(schema: type[BaseModel], table: object, *, prefix: str, problems: 
         for item in error.errors(include_url=False):
             path = _path(table, item)
             key = _written([*([prefix] if prefix else []), *path])
-            complaint = ELSEWHERE.get(key) or _complaint(schema, item, path)
+            complaint = FOREIGN_KEYS.get(key) or _complaint(schema, item, path)
             complaints.setdefault(key, []).append(complaint)
         problems += [
             f"{key}: {_joined(parts)}" for key, parts in complaints.items()

@@ -27,7 +27,7 @@ from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import SavedTensorsHook
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
-from zsim.scenario.keys.elsewhere import ELSEWHERE
+from zsim.scenario.keys.foreign_keys import FOREIGN_KEYS
 from zsim.scenario.plan import plan, planned
 from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies import STRATEGIES
@@ -278,6 +278,5 @@ def test_what_saves_no_tensors_on_the_host_is_refused(
 def test_keys_of_deepspeed_s_checkpointing_are_refused_by_name(key: str) -> None:
     with pytest.raises(ScenarioError) as error:
         scenario(more=f"activation_checkpointing.{key} = true")
-    assert f"activation_checkpointing.{key}: {ELSEWHERE[f'activation_checkpointing.{key}']}" in str(
-        error.value
-    )
+    key = f"activation_checkpointing.{key}"
+    assert f"{key}: {FOREIGN_KEYS[key]}" in str(error.value)

@@ -11,7 +11,7 @@ import pytest
 
 import zsim
 from zsim.cli.main import main
-from zsim.report.trace import trace_notes
+from zsim.report.simulation_notes import trace_notes
 from zsim.runs import metrics
 from zsim.runs.pictures import chrome_trace
 

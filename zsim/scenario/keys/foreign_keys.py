@@ -12,7 +12,7 @@ _OF_SIZES = (
     "presets have no dropout; a model of your own sizes may: "
     'model = {{ family = "gpt", sizes = {{ …, {key} = 0.1 }} }}'
 )
-ELSEWHERE: Mapping[str, str] = {
+FOREIGN_KEYS: Mapping[str, str] = {
     **{f"model.{key}": _OF_SIZES.format(key=key) for key in (
         "attention_dropout", "residual_dropout"
     )},
