@@ -242,15 +242,17 @@ def _runs(ops: Sequence[Op], numbers: Sequence[int]) -> list[Recurrence]:
         following[index] = last.get(numbers[index], index)
         last[numbers[index]] = index
     runs, index, gone = list[Recurrence](), 0, 0
+    ends = dict[int, int]()  # of the latest run of each period: it has one end from wherever in it
     while index < len(ops):
         twin = following[index]
         period = twin - index
-        end = twin
-        while period and end < len(ops) and numbers[end] == numbers[end - period]:
-            end += 1
-        count = (end - index) // period if period else 0
-        left_out = count - HEAD - TAIL
-        reach = max([period, *_reaches(ops[index:twin])])
+        if period and index >= ends.get(period, 0) - period:
+            end = twin
+            while end < len(ops) and numbers[end] == numbers[end - period]:
+                end += 1
+            ends[period] = end
+        left_out = (ends[period] - index) // period - HEAD - TAIL if period else 0
+        reach = max([period, *_reaches(ops[index:twin])]) if left_out > 0 else 0
         if left_out > 0 and reach <= DEEPEST * period:
             runs.append(Recurrence(index, period, left_out, index - gone, reach))
             index, gone = runs[-1].end, gone + left_out * period

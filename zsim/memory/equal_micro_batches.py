@@ -6,24 +6,19 @@ allocator. Their ops are the same, so each further one does to memory what the f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from zsim.engine.equal_micro_batches import FEWEST
+from zsim.ir.ops import Op
 from zsim.ir.program import PhaseName, RankProgram
 from zsim.ir.run import MemoryRecord
-from zsim.memory.allocator.reserved import AllocatorRecord
 
 STEPS: tuple[PhaseName, ...] = ("first", "steady")
 
 
-def begins(program: RankProgram) -> Mapping[PhaseName, tuple[int, ...]]:
-    """The first ops of the fourth and the fifth micro-batch, by step; none unless there are five.
-    """
-    starts = {
-        phase: tuple(part.start for part in program.parts(phase) if part.name == "forward")
-        for phase in STEPS
-    }
-    return {phase: ops[3:] for phase, ops in starts.items() if len(ops) == FEWEST}
+def micro_batches(program: RankProgram, phase: PhaseName) -> tuple[int, ...]:
+    """The first op of each micro-batch of a phase."""
+    return tuple(part.start for part in program.parts(phase) if part.name == "forward")
 
 
 def bytes_repeat(records: Mapping[PhaseName, MemoryRecord]) -> bool:
@@ -35,9 +30,17 @@ def bytes_repeat(records: Mapping[PhaseName, MemoryRecord]) -> bool:
     return all(len(each) == FEWEST and each[3] == each[4] for each in starts)
 
 
-def blocks_repeat(records: Mapping[PhaseName, AllocatorRecord]) -> bool:
-    """True where, in both steps, the allocator is in one state at the two ops of `begins`."""
-    return all(
-        len(states) == 2 and states[0] == states[1]
-        for states in (records[phase].states for phase in STEPS)
+def repeat(states: Sequence[int], begins: Sequence[int], calls: Iterable[int]) -> bool:
+    """True where the fourth of five micro-batches leaves the allocator as it found it, and calls
+    the driver in no op. `states` are those at their first ops."""
+    return len(states) == FEWEST and states[3] == states[4] and not any(
+        begins[3] <= op < begins[4] for op in calls
+    )
+
+
+def do_the_same(ops: Sequence[Op], others: Sequence[Op]) -> bool:
+    """True where both allocate and free the same buffers, op by op."""
+    return len(ops) == len(others) and all(
+        op.memory == other.memory and op.stream == other.stream
+        for op, other in zip(ops, others, strict=True)
     )

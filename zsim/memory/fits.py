@@ -7,7 +7,7 @@ outside is banded. It reads Programs and knows no strategy and no time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,7 +20,7 @@ from zsim.ir.program import PhaseName, Program, RankProgram
 from zsim.ir.run import MemoryRecord
 from zsim.memory.allocator import reserved as allocator
 from zsim.memory.allocator.out_of_memory import Pressure, pressure
-from zsim.memory.equal_micro_batches import begins, blocks_repeat, bytes_repeat
+from zsim.memory.equal_micro_batches import STEPS, bytes_repeat
 from zsim.memory.holdings import until_end
 from zsim.memory.host import host_memory
 from zsim.memory.inputs_and_buffers import belongings
@@ -30,7 +30,6 @@ from zsim.scenario.plan import Planned
 
 FitsVerdict = Literal["FITS", "TIGHT", "OOM"]
 WORSE: tuple[FitsVerdict, ...] = ("FITS", "TIGHT", "OOM")
-STEPS: tuple[PhaseName, ...] = ("first", "steady")
 MOST_REPLAYED = 4
 """Most rank programs whose allocator is replayed: those with the highest allocated bytes and
 non-torch memory."""
@@ -152,15 +151,16 @@ def assess(planned: Planned) -> MemoryVerdict:
 
 def assess_program(
     program: Program, cluster: ClusterSpec, *, expandable_segments: bool = False,
-    besides: tuple[NonTorchMemory, ...] = (),
+    besides: tuple[NonTorchMemory, ...] = (), ranks: Sequence[Standing] = (),
 ) -> MemoryVerdict:
     """Verdict of the rank of `program` that may need most of `cluster`'s device.
 
     It counts the peak of the rank's program, and NCCL's buffers by the rank's position in its node.
-    `besides`: device memory that no Program has (`zsim.memory.inputs_and_buffers`).
+    `besides`: device memory that no Program has (`zsim.memory.inputs_and_buffers`). `ranks`: the
+    `standings` where they are known.
     """
     capacity = device_capacity(cluster)
-    ranks = _standing(program, cluster)
+    ranks = ranks or standings(program, cluster)
     needs = [
         (standing, _reserved(standing, cluster, capacity, expandable_segments=expandable_segments))
         for standing in ranks[:MOST_REPLAYED]
@@ -192,7 +192,8 @@ def assess_program(
             if pressed is not None and pressed.expected is not None
         },
         host=host_memory(program, cluster),
-        repeats=all(each.repeats for each in ranks) and all(need[3] for _, need in needs),
+        repeats=all(each.repeats for each in ranks) and all(need[3] for _, need in needs)
+        and all(pressed is None or pressed.repeats for pressed in pressures.values()),
     )
 
 
@@ -202,8 +203,22 @@ def _needed(reserved: int, active: int, beyond: NonTorchMemory) -> BytesBand:
     )
 
 
+def least_needed(
+    ranks: Sequence[Standing], *, besides: tuple[NonTorchMemory, ...] = ()
+) -> BytesBand:
+    """Bytes that a verdict has at least, without the allocator's: what lives, and what is outside.
+    """
+    bands = [
+        _needed(each.allocated, each.allocated, total((*besides, *each.outside))) for each in ranks
+    ]
+    return BytesBand(
+        nbytes=min(band.nbytes for band in bands), low=min(band.low for band in bands),
+        high=min(band.high for band in bands),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Standing:
+class Standing:
     """The rank with most non-torch memory among those that run the rank program at `index`, and the
     step with its highest peak."""
 
@@ -229,10 +244,10 @@ class _Standing:
         )
 
 
-def _standing(program: Program, cluster: ClusterSpec) -> list[_Standing]:
+def standings(program: Program, cluster: ClusterSpec) -> list[Standing]:
     """One rank for each rank program, the one that may need most before the allocator does anything
     first."""
-    standings = []
+    kinds = []
     for index, ranks in enumerate(rank_classes(program, cluster)):
         rank, items = max(
             ((rank, outside(program, cluster, rank=rank)) for rank in ranks),
@@ -240,8 +255,8 @@ def _standing(program: Program, cluster: ClusterSpec) -> list[_Standing]:
         )
         records = replay(program.ranks[index], timeline=False)
         phase = max((records[name].peak_bytes, name) for name in STEPS)[1]
-        standings.append(
-            _Standing(
+        kinds.append(
+            Standing(
                 index=index,
                 rank=rank,
                 program=program.ranks[index],
@@ -253,12 +268,12 @@ def _standing(program: Program, cluster: ClusterSpec) -> list[_Standing]:
             )
         )
     return sorted(
-        standings, key=lambda each: (-each.allocated - total(each.outside).high, each.index)
+        kinds, key=lambda each: (-each.allocated - total(each.outside).high, each.index)
     )
 
 
 def _pressure(
-    standing: _Standing, cluster: ClusterSpec, needed: BytesBand, capacity: BytesBand,
+    standing: Standing, cluster: ClusterSpec, needed: BytesBand, capacity: BytesBand,
     beyond: NonTorchMemory, *, expandable_segments: bool,
 ) -> Pressure | None:
     if cluster.kind != "cuda" or needed.nbytes <= capacity.nbytes or needed.low > capacity.high:
@@ -273,7 +288,7 @@ def _pressure(
 
 
 def _reserved(
-    standing: _Standing, cluster: ClusterSpec, capacity: BytesBand, *, expandable_segments: bool
+    standing: Standing, cluster: ClusterSpec, capacity: BytesBand, *, expandable_segments: bool
 ) -> tuple[int, int, int, bool]:
     """Reserved bytes, the most in live blocks, what cuBLAS has there, and whether micro-batches
     repeat; on a CPU nothing is reserved ahead."""
@@ -284,14 +299,13 @@ def _reserved(
         expandable_segments=expandable_segments,
         workspace_bytes=cublas_workspace(cluster.device),
         empty_cache="first",
-        marks=begins(standing.program),
     )
     reserved = max(records[phase].peak_reserved_bytes for phase in STEPS)
     highest = max((records[phase] for phase in STEPS), key=lambda record: record.peak_active_bytes)
     # at another moment than the ledger's peak it may hold more than is rounded
     beyond = highest.peak_active_bytes - standing.allocated
     workspaces = min(highest.workspace_bytes, beyond)
-    return reserved, highest.peak_active_bytes, workspaces, blocks_repeat(records)
+    return reserved, highest.peak_active_bytes, workspaces, records["steady"].repeats
 
 
 def device_capacity(cluster: ClusterSpec) -> BytesBand:

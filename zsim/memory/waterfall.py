@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.memory.fits import MemoryVerdict
 from zsim.memory.formulas import StateBytes, model_state_bytes
@@ -67,17 +67,18 @@ def state_bytes(scenario: Scenario) -> StateBytes:
     return StateBytes(parameter=compute, gradient=gradient, optimizer=master + state * states)
 
 
-def formula_bytes(scenario: Scenario) -> int:
+def formula_bytes(scenario: Scenario, *, gradients: bool = True) -> int:
     """Parameters, gradients and optimizer states on one rank by the formula of the scenario's
-    stage.
+    stage; without `gradients` the rest of them.
 
     What is frozen or unused counts as parameters alone.
     """
+    state = state_bytes(scenario)
     return model_state_bytes(
         scenario.model.num_parameters,
         stage=STRATEGIES[scenario.strategy].formula.stage,
         num_ranks=scenario.mesh.size(STRATEGIES[scenario.strategy].axes[-1]),
-        state=state_bytes(scenario),
+        state=state if gradients else replace(state, gradient=0),
         num_trained=num_trained(scenario),
         num_whole=num_whole(scenario),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from zsim.autograd.aten.sdpa import kernel_problem
@@ -31,7 +31,7 @@ def planned(scenario: Scenario) -> Planned:
     return Planned(scenario, plan(scenario, device=scenario.cluster.kind))
 
 
-_lowered = lru_cache(maxsize=4)(lower_model.lower)
+_lowered = lru_cache(maxsize=16)(lower_model.lower)
 """Lowered modules of the last few models: strategies that are compared share most of them."""
 
 
@@ -47,7 +47,7 @@ def training(
     model = with_forwards(scenario.model, scenario.batch.forwards)
     modules = _lowered(
         strategy.differentiates(model),
-        batch=scenario.batch,
+        batch=replace(scenario.batch, accumulation=1),  # all micro-batches are lowered alike
         dtype=scenario.precision.parameters,
         casts_input=strategy.casts(scenario.precision),
         device=device,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import zsim
 from tests.support.cases.situations import cases
-from zsim.analysis.fit.assessed import of_few, of_planned
+from zsim.analysis.fit.assessed import drafted_of_few, of_planned
 from zsim.scenario.plan import planned
 from zsim.testing.strategies.tables import STRATEGIES
 
@@ -32,10 +32,16 @@ def with_micro_batches(draw: st.DrawFn) -> zsim.Scenario:
 
 def outcome(scenario: zsim.Scenario) -> str:
     """"equal" or "differs", to the byte and the nanosecond, or "all" where all are simulated."""
-    few = of_few(scenario)
-    if few is None:
+    drafted = drafted_of_few(scenario)
+    few = drafted and drafted.figures()
+    if drafted is None or few is None:
         return "all"
-    return "equal" if few == of_planned(planned(scenario)) else "differs"
+    whole = of_planned(planned(scenario))
+    memory, step = whole
+    assert step is not None
+    assert drafted.floor.nbytes <= memory.needed.nbytes
+    assert drafted.floor.ns <= step.ns
+    return "equal" if few == whole else "differs"
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 import zsim
 from tests.support.cases.micro_batch_cases import outcome, with_micro_batches
-from zsim.analysis.fit.assessed import figures, of_few, of_planned
+from zsim.analysis.fit.assessed import drafted_of_few, figures, of_planned
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.equal_micro_batches import FEWEST, fourth_micro_batch, repeated
 from zsim.ir.ops import Kernel
@@ -37,15 +37,36 @@ def test_five_micro_batches_tell_of_all(scenario: zsim.Scenario) -> None:
 def test_thirty_micro_batches_are_told_from_five(strategy: str) -> None:
     scenario = llama(strategy, 30)
     assert figures(scenario) == of_planned(planned(scenario))
-    assert of_few(scenario) is not None
+    few = drafted_of_few(scenario)
+    assert few is not None
+    assert few.figures() is not None
+
+
+@pytest.mark.parametrize(("width", "full"), [(3104, "steady"), (3136, "first")])
+def test_a_device_that_is_too_full_for_five_is_as_full_for_twelve(width: int, full: str) -> None:
+    sizes = {
+        "num_layers": 12, "hidden_size": width, "num_heads": 32, "vocabulary": 50257,
+        "max_positions": 1024,
+    }
+    scenario = zsim.Scenario(
+        model={"family": "gpt", "sizes": sizes}, cluster={"preset": "dgx-a100-40"},
+        batch={"micro_batch": 1, "sequence_length": 1024, "accumulation": 12},
+        strategy={"name": "ddp"}, precision={"parameters": "bf16", "reduce": "fp32"},
+    )
+    few = drafted_of_few(scenario)
+    assert few is not None
+    assert few.figures() == of_planned(planned(scenario))
+    memory, _ = figures(scenario)
+    assert memory.pressure is not None
+    assert memory.pressure.full_at == f"optimizer root of the {full} step"
 
 
 def test_few_micro_batches_are_all_simulated() -> None:
-    assert of_few(llama("fsdp2", FEWEST + 1)) is None
+    assert drafted_of_few(llama("fsdp2", FEWEST + 1)) is None
 
 
 def test_rings_as_steps_are_all_simulated() -> None:
-    assert of_few(llama("fsdp2", 30).with_(execution={"detail": "steps"})) is None
+    assert drafted_of_few(llama("fsdp2", 30).with_(execution={"detail": "steps"})) is None
 
 
 def changed(rank: RankProgram, index: int) -> RankProgram:

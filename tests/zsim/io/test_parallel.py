@@ -37,6 +37,13 @@ def test_results_come_in_the_order_of_the_cases_from_other_processes() -> None:
     assert os.getpid() not in others
 
 
+@pytest.mark.usefixtures("two_cores")
+def test_cases_that_are_known_to_take_long_are_all_done_by_others() -> None:
+    results = parallel.mapped(_squared, range(4), each_s=1.0)
+    assert [square for square, _ in results] == [0, 1, 4, 9]
+    assert os.getpid() not in {process for _, process in results}
+
+
 def test_little_work_forks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "WORTH_S", float("inf"))
     results = parallel.mapped(_squared, range(20))

@@ -7,11 +7,15 @@ the byte and the nanosecond. Where they do not, all are planned and simulated.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.equal_micro_batches import FEWEST, fourth_micro_batch
+from zsim.ir.program import RankProgram
 from zsim.memory.allocator.full_device import with_calls
-from zsim.memory.fits import MemoryVerdict, assess, assess_program
+from zsim.memory.equal_micro_batches import micro_batches
+from zsim.memory.fits import MemoryVerdict, Standing, assess_program, least_needed, standings
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.runs.simulator import StepTime, step_time, step_time_of_more
 from zsim.scenario.plan import Planned, planned
@@ -19,40 +23,92 @@ from zsim.scenario.scenario import Scenario
 
 WORTH = 2
 """Fewest micro-batches beyond five for which it is worth a try."""
+Figures = tuple[MemoryVerdict, StepTime | None]
 
 
-def figures(scenario: Scenario, *, timed: bool = True) -> tuple[MemoryVerdict, StepTime | None]:
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The least that a candidate needs: bytes as expected and at best, and nanoseconds of a step.
+    """
+
+    nbytes: int
+    low: int
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A `scenario` planned with all its micro-batches, or with five and `more` like the fourth,
+    whose bytes repeat. `ranks`: the live bytes of each rank program."""
+
+    scenario: Scenario
+    case: Planned
+    ranks: Sequence[Standing]
+    more: int = 0
+
+    @property
+    def floor(self) -> Floor:
+        """Live bytes and the compute stream alone: all that follows takes several times as long."""
+        scenario = self.scenario
+        costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
+        needed = least_needed(self.ranks, besides=belongings(scenario))
+        ns = max(self._compute_ns(rank, costs) for rank in self.case.program.ranks)
+        return Floor(needed.nbytes, needed.low, ns)
+
+    def _compute_ns(self, rank: RankProgram, costs: Costs) -> int:
+        times = [
+            costs.compute_ns(op.kernels) if op.stream == "compute" else 0 for op in rank.steady
+        ]
+        if not self.more:
+            return sum(times)
+        fourth, fifth = micro_batches(rank, "steady")[3:]
+        return sum(times) + self.more * sum(times[fourth:fifth])
+
+    def figures(self, *, timed: bool = True) -> Figures | None:
+        """The memory that a rank needs, and the step time where `timed` or where that has room;
+        None where micro-batches do not repeat after all."""
+        scenario = self.scenario
+        verdict = assess_program(
+            self.case.program, scenario.cluster,
+            expandable_segments=scenario.expandable_segments, besides=belongings(scenario),
+            ranks=self.ranks,
+        )
+        if self.more and not verdict.repeats:
+            return None
+        if not timed and verdict.verdict == "OOM":
+            return verdict, None
+        case = with_calls(self.case, verdict)
+        took = step_time_of_more(case, times=self.more) if self.more else step_time(case)
+        return None if took is None else (verdict, took)
+
+
+def figures(scenario: Scenario, *, timed: bool = True) -> Figures:
     """The memory that a rank needs, and the step time where `timed` or where that has room."""
-    return of_few(scenario, timed=timed) or of_planned(planned(scenario), timed=timed)
+    few = drafted_of_few(scenario)
+    return (few and few.figures(timed=timed)) or of_planned(planned(scenario), timed=timed)
 
 
-def of_planned(case: Planned, *, timed: bool = True) -> tuple[MemoryVerdict, StepTime | None]:
+def of_planned(case: Planned, *, timed: bool = True) -> Figures:
     """The figures of a scenario that is planned."""
-    verdict = assess(case)
-    if not timed and verdict.verdict == "OOM":
-        return verdict, None
-    return verdict, step_time(with_calls(case, verdict))
+    known = drafted(case).figures(timed=timed)
+    assert known is not None
+    return known
 
 
-def of_few(
-    scenario: Scenario, *, timed: bool = True
-) -> tuple[MemoryVerdict, StepTime | None] | None:
-    """The figures, from five micro-batches; None where there are not many more, or they do not
-    repeat."""
+def drafted(case: Planned) -> Drafted:
+    """A planned scenario with the live bytes of its ranks."""
+    return Drafted(case.scenario, case, standings(case.program, case.scenario.cluster))
+
+
+def drafted_of_few(scenario: Scenario) -> Drafted | None:
+    """The scenario with five micro-batches; None where there are not many more, or those differ in
+    their ops or in live bytes."""
     more = scenario.batch.accumulation - FEWEST
     if more < WORTH or scenario.faults or scenario.execution.detail == "steps":
         return None
-    few = scenario.with_parts(batch=replace(scenario.batch, accumulation=FEWEST))
-    case = planned(few)
+    case = planned(scenario.with_parts(batch=replace(scenario.batch, accumulation=FEWEST)))
     if any(fourth_micro_batch(rank, "first") is None for rank in case.program.ranks):
         return None
-    verdict = assess_program(
-        case.program, scenario.cluster, expandable_segments=scenario.expandable_segments,
-        besides=belongings(scenario),
-    )
-    if not verdict.repeats or verdict.pressure is not None:
-        return None
-    if not timed and verdict.verdict == "OOM":
-        return verdict, None
-    took = step_time_of_more(with_calls(case, verdict), times=more)
-    return None if took is None else (verdict, took)
+    few = drafted(case)
+    repeats = all(each.repeats for each in few.ranks)
+    return replace(few, scenario=scenario, more=more) if repeats else None

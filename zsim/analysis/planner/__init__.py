@@ -8,26 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from time import perf_counter
 from typing import Any, Literal
 
-from zsim.analysis.advice import ways_of
+from zsim.analysis.fit import assessed
 from zsim.analysis.fit.fit import MUCH_FASTER
-from zsim.analysis.planner.bounds import least_bytes, least_ns
+from zsim.analysis.planner.bounds import Bounds, bounds_of
 from zsim.analysis.planner.option import Option, dominates
 from zsim.analysis.planner.space import UP_TO, PlanCase, Refused, cases, space_of
 from zsim.analysis.planner.table import Plan, Request
 from zsim.errors import ArgumentError, shown
 from zsim.io.arguments import described
+from zsim.io.system.parallel import mapped
 from zsim.io.units import format_bytes, format_time
 from zsim.memory.fits import device_capacity
 from zsim.runs import fault_support
+from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 
 __all__ = ["Option", "Plan", "plan_for"]
 
 Goal = Literal["fastest", "cheapest", "smallest"]
 GOALS: tuple[Goal, ...] = ("fastest", "cheapest", "smallest")
-AT_ONCE = 48
+AT_ONCE = 8
 """Candidates that are simulated between two looks at what they rule out."""
 
 
@@ -55,16 +59,14 @@ def plan_for(
     told = list(cases(scenario, space))
     refused = [each for each in told if isinstance(each, Refused)]
     able = [each for each in told if isinstance(each, PlanCase)]
-    options: list[Option] = []
+    options, each_s = list[Option](), 0.0
     for batch in _batches(able, options, refused, request):
         say(f"{len(options) + len(refused):,} of {len(told):,} candidates")
-        tried = ways_of([((case.name,), case.scenario) for case in batch])
-        for case, way in zip(batch, tried, strict=True):
-            assert way.step is not None
-            options.append(Option(
-                name=case.name, way=case.way, scenario=case.scenario, memory=way.memory,
-                step_time_ns=way.step.ns, step_time_band_ns=way.step.band_ns,
-            ))
+        begun = perf_counter()
+        tried = mapped(partial(_tried, options=tuple(options)), batch, each_s=each_s)
+        each_s = (perf_counter() - begun) / len(batch)
+        refused += [each for each in tried if isinstance(each, Refused)]
+        options += [each for each in tried if isinstance(each, Option)]
     order = {case.name: number for number, case in enumerate(able)}
     options.sort(key=lambda option: order[option.name])
     taken = _taken(options, request)
@@ -111,16 +113,15 @@ def _batches(
     fewest GPUs are asked for. What is ruled out goes to `refused`."""
     smallest = request.goal == "smallest"
     waiting = sorted(
-        ((least_ns(case.scenario), least_bytes(case.scenario), number, case)
-         for number, case in enumerate(able)),
-        key=lambda entry: (entry[3].gpus if smallest else 0, *entry[:3]),
+        ((bounds_of(case.scenario), number, case) for number, case in enumerate(able)),
+        key=lambda each: (each[2].gpus if smallest else 0, each[0].ns, each[0].nbytes, each[1]),
     )
     while waiting:
         batch: list[PlanCase] = []
         rest = []
         for entry in waiting:
-            ns, nbytes, _, case = entry
-            if reason := _ruled_out(case, ns, nbytes, options, request):
+            least, _, case = entry
+            if reason := _ruled_out(case, least, options, request):
                 refused.append(Refused(case.name, reason))
             elif len(batch) < AT_ONCE and not (smallest and batch and batch[0].gpus < case.gpus):
                 batch.append(case)
@@ -131,27 +132,64 @@ def _batches(
             yield batch
 
 
+def _tried(case: PlanCase, *, options: Sequence[Option]) -> Option | Refused:
+    """The option that `case` is; or the reason against it, once it is planned, without its figures.
+    """
+    scenario = case.scenario
+    few = assessed.drafted_of_few(scenario)
+    drafted = few or assessed.drafted(planned(scenario))
+    floor = drafted.floor
+    if reason := _no_better(case, floor.nbytes, floor.ns, options):
+        return Refused(case.name, reason)
+    there = device_capacity(scenario.cluster)
+    if floor.low > there.high:
+        return Refused(case.name, _without_room(floor.nbytes, there.nbytes))
+    memory, step = drafted.figures(timed=False) or assessed.of_planned(
+        planned(scenario), timed=False
+    )
+    if step is None:
+        return Refused(case.name, _without_room(memory.needed.nbytes, memory.capacity.nbytes))
+    return Option(
+        name=case.name, way=case.way, scenario=scenario, memory=memory,
+        step_time_ns=step.ns, step_time_band_ns=step.band_ns,
+    )
+
+
+def _without_room(needed: int, there: int) -> str:
+    return f"OOM: {format_bytes(needed)} of {format_bytes(there)}"
+
+
 def _ruled_out(
-    case: PlanCase, ns: int, nbytes: int, options: Sequence[Option], request: Request
+    case: PlanCase, least: Bounds, options: Sequence[Option], request: Request
 ) -> str:
     """The reason for which `case` is neither on the front nor has room, by its bounds; or ""."""
-    if request.days and (days := request.days_of(case.scenario, ns)) > request.days:
-        return f"{days:,.1f} days at its peak rate, where {request.days:g} are asked"
+    if request.days and (days := request.days_of(case.scenario, least.ns)) > request.days:
+        return f"{days:,.1f} days by its kernels alone, where {request.days:g} are asked"
     there = device_capacity(case.scenario.cluster).high
-    if nbytes > there:
-        return f"OOM: states alone are {format_bytes(nbytes)} of {format_bytes(there)}"
-    for option in options:
-        if (
-            request.goal == "smallest" and option.gpus < case.gpus
-            and option.memory.verdict == "FITS" and not _beyond(option, request)
-        ):
-            return f"more GPUs than {option.name}, which fits"
-        if (
-            option.memory.verdict == "FITS" and option.gpus <= case.gpus
-            and option.step_time_ns <= ns and option.memory.needed.nbytes <= nbytes
-        ):
-            return f"at its peak rate {format_time(ns)}, no faster than {option.name}"
-    return ""
+    if least.nbytes > there:
+        held = "states and activations" if least.kept else "states"
+        return f"OOM: {held} alone are {format_bytes(least.nbytes)} of {format_bytes(there)}"
+    if request.goal == "smallest":
+        for option in options:
+            if (
+                option.gpus < case.gpus and option.memory.verdict == "FITS"
+                and not _beyond(option, request)
+            ):
+                return f"more GPUs than {option.name}, which fits"
+    return _no_better(case, least.nbytes, least.ns, options)
+
+
+def _no_better(case: PlanCase, nbytes: int, ns: int, options: Sequence[Option]) -> str:
+    """The reason for which `case` is on no front and as good as none, as it needs so much at least;
+    or ""."""
+    better = next((
+        option for option in options
+        if option.memory.verdict == "FITS" and option.gpus <= case.gpus
+        and option.memory.needed.nbytes <= nbytes and MUCH_FASTER * option.step_time_ns < ns
+    ), None)
+    return "" if better is None else (
+        f"kernels alone take {format_time(ns)}, and {better.name} less in all"
+    )
 
 
 def _taken(options: Sequence[Option], request: Request) -> Option | None:
@@ -204,9 +242,6 @@ def _reason(
     """The one reason against `option`; "" for the one to take."""
     if option is taken:
         return ""
-    needed, there = option.memory.needed.nbytes, option.memory.capacity.nbytes
-    if option.memory.verdict == "OOM":
-        return f"OOM: {format_bytes(needed)} of {format_bytes(there)}"
     if beyond := _beyond(option, request):
         return beyond
     if option.memory.verdict == "TIGHT":

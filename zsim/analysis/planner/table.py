@@ -188,10 +188,10 @@ def _rest(plan: Plan, shown: list[Option]) -> Iterator[str]:
 def _kind(reason: str) -> str:
     """The reason without its figures and names."""
     heads = {
-        "OOM: states": "OOM by parameters, gradients and optimizer states alone", "OOM": "OOM",
+        "OOM: states": "OOM by states and activations alone", "OOM": "OOM",
         "no better": "no better than another in GPUs, memory or time", "TIGHT": "TIGHT",
         "more GPUs than": "need more GPUs than what fits",
-        "at its peak": "slower at the device's peak rate than another is",
+        "kernels alone": "slower by kernels alone than another is",
     }
     head = next((text for begin, text in heads.items() if reason.startswith(begin)), "")
     if head or "sequences are no multiple" in reason:

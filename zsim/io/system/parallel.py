@@ -23,19 +23,20 @@ _inherited: list[Callable[[int], Any]] = []
 
 def mapped(
     function: Callable[[Case], Result], cases: Sequence[Case], *,
-    say: Callable[[int], None] | None = None,
+    say: Callable[[int], None] | None = None, each_s: float = 0.0,
 ) -> list[Result]:
     """`function` of each case, in order; the error of the first case that has one is raised. `say`
     is told how many are done.
 
-    The first cases show how long the rest takes. Forked processes share the models already lowered.
-    A fork copies one thread alone, so a process that has others, or torch's, goes through the cases
-    by itself.
+    The first cases show how long the rest takes, unless `each_s` says how long those before took.
+    Forked processes share the models already lowered. A fork copies one thread alone, so a process
+    that has others, or torch's, goes through the cases by itself.
     """
     results: list[Result] = []
     begin = process_time()
     for done, case in enumerate(cases):
-        if done and (process_time() - begin) / done * (len(cases) - done) > WORTH_S:
+        took = (process_time() - begin) / done if done else each_s
+        if (done or each_s) and took * (len(cases) - done) > WORTH_S:
             workers = min(_cores(), len(cases) - done)
             if workers > 1 and _may_fork():
                 for result in _forked(function, cases[done:], workers=workers):

@@ -42,6 +42,8 @@ class DeviceFullError(ZsimError):
     """The device has no memory for a block even when all that is cached is given back."""
 
     exit_code = 1
+    repeats = False
+    """True where five micro-batches fill it as any number of them does."""
 
 
 def round_size(nbytes: int) -> int:

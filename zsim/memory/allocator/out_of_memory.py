@@ -53,6 +53,8 @@ class Pressure:
     expected: Releases | None
     best: Releases | None = None
     full_at: str = ""
+    repeats: bool = field(default=False, compare=False)
+    """True where more micro-batches than these five change nothing."""
 
     @property
     def runs(self) -> Releases | None:
@@ -66,10 +68,10 @@ def pressure(
     """Releases of a rank with `program` and `room` bytes for the allocator, and, where it fails
     with those, with `most` bytes."""
 
-    def releases(capacity: int) -> Releases | str:
-        """Or where the device is full."""
+    def releases(capacity: int) -> tuple[Releases | str, bool]:
+        """Or where the device is full; and whether micro-batches repeat."""
 
-        def replay(part: RankProgram) -> Releases:
+        def replay(part: RankProgram) -> tuple[Releases, bool]:
             records = reserved.replay(
                 part,
                 capacity=capacity,
@@ -77,10 +79,12 @@ def pressure(
                 expandable_segments=expandable_segments,
                 empty_cache="first",
             )
-            return Releases(
-                first=records["first"].num_releases, steady=records["steady"].num_releases,
-                driver_calls=records["steady"].driver_calls,
+            steady = records["steady"]
+            given = Releases(
+                first=records["first"].num_releases, steady=steady.num_releases,
+                driver_calls=steady.driver_calls,
             )
+            return given, steady.repeats
 
         here = program
         try:
@@ -90,14 +94,14 @@ def pressure(
         try:
             return replay(here)
         except DeviceFullError as error:
-            return error.where
+            return error.where, error.repeats
 
-    expected = releases(room)
+    expected, repeats = releases(room)
     if isinstance(expected, Releases):
-        return Pressure(expected=expected)
-    best = releases(most)
+        return Pressure(expected=expected, repeats=repeats)
+    best, also = releases(most)
     return (
-        Pressure(expected=None, best=best, full_at=expected)
+        Pressure(expected=None, best=best, full_at=expected, repeats=repeats and also)
         if isinstance(best, Releases)
-        else Pressure(expected=None, full_at=best)
+        else Pressure(expected=None, full_at=best, repeats=repeats and also)
     )

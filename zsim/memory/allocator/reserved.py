@@ -10,16 +10,18 @@ strategy and no time; the rules of the allocator are in zsim.memory.allocator.ca
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
+from zsim.engine.equal_micro_batches import FEWEST
 from zsim.errors import ProgramError
 from zsim.ir.ledger import label
 from zsim.ir.ops import Alloc, DriverCalls, Op, Stream
 from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram
 from zsim.memory.allocator.caching_allocator import Block, CachingAllocator, DeviceFullError
+from zsim.memory.equal_micro_batches import STEPS, do_the_same, micro_batches, repeat
 
-NO_MARKS: Mapping[PhaseName, Container[int]] = {}
 SETTLED = 3
 """Further steady steps on a full device, whose first finds the cache of other steps. On an H100
 each further one was alike, or alike to that before the last (tests/measured/full_device.json)."""
@@ -49,8 +51,8 @@ class AllocatorRecord:
     """Reserved bytes at the end of the phase, by "stream small" and "stream large"."""
     driver_calls: Mapping[int, DriverCalls] = field(default_factory=dict, compare=False)
     """Segments freed and allocated, by the index of the op."""
-    states: tuple[int, ...] = field(default=(), compare=False)
-    """Numbers of the allocator's states at the marked ops; equal states have equal numbers."""
+    repeats: bool = field(default=False, compare=False)
+    """True where the fourth of five micro-batches did nothing that more of them would not do."""
 
 
 def pool_of(stream: Stream) -> str:
@@ -69,6 +71,8 @@ class Heap:
     workspace_bytes: int = 0
     live: dict[str, Block | None] = field(default_factory=dict)
     """Live buffers; one of no bytes has no block."""
+    repeats: bool = True
+    """False once the fourth of five micro-batches has done what more of them need not do."""
     _threads: set[str] = field(default_factory=set)
 
     def allocate(self, event: Alloc, *, stream: Stream) -> Block | None:
@@ -102,7 +106,7 @@ class Heap:
             frozenset((name, block and block.address) for name, block in self.live.items()),
             tuple((key, tuple((size, at) for size, at, _ in pool.free)) for key, pool in pools),
             tuple((key, tuple(at for at, _ in pool.unmapped)) for key, pool in pools),
-            self.allocator.reserved,
+            self.allocator.reserved, self.allocator.active,
         ))
 
     @property
@@ -155,7 +159,6 @@ def replay(
     workspace_bytes: int = 0,
     capacity: int | None = None,
     empty_cache: PhaseName | None = None,
-    marks: Mapping[PhaseName, Container[int]] = NO_MARKS,
 ) -> Mapping[PhaseName, AllocatorRecord]:
     """Reserved and active bytes of each phase.
 
@@ -178,11 +181,13 @@ def replay(
         if empty_cache == phase:
             heap.allocator.release()
         records[phase] = replay_phase(
-            heap, program.phase(phase), phase, marks=marks.get(phase, ())
+            heap, program.phase(phase), phase, begins=micro_batches(program, phase)
         )
     for _ in range(SETTLED if capacity is not None else 0):
         if records["steady"].driver_calls:
-            records["steady"] = replay_phase(heap, program.steady, "steady")
+            records["steady"] = replay_phase(
+                heap, program.steady, "steady", begins=micro_batches(program, "steady")
+            )
     return records
 
 
@@ -209,21 +214,54 @@ class _Peak:
 
 
 def replay_phase(
-    heap: Heap, ops: tuple[Op, ...], phase: str, *, marks: Container[int] = ()
+    heap: Heap, ops: tuple[Op, ...], phase: str, *, begins: Sequence[int] = ()
 ) -> AllocatorRecord:
-    """The record of `heap` over `ops`, which belong to `phase`; `marks` and errors as of `replay`.
+    """The record of `heap` over `ops`, which belong to `phase`; errors as of `replay`.
+
+    `begins`: the first ops of its micro-batches. One that finds the state of the one before, and
+    allocates and frees the same, does what that did, so it is passed over.
     """
-    allocator = heap.allocator
+    allocator, calls, states = heap.allocator, dict[int, DriverCalls](), list[int]()
     start, releases = allocator.reserved, allocator.num_releases
-    calls, failed = dict[int, DriverCalls](), releases
-    given, taken = len(allocator.given), len(allocator.taken)
     peak = _Peak(allocator.active, start, allocator.allocated, heap.workspaces_bytes, start)
+    before: tuple[Op, ...] = ()
+    for begin, end in pairwise((0, *begins[1:], len(ops))):
+        stretch, known = ops[begin:end], len(calls)
+        states.append(heap.state if begins else 0)
+        if states[-1:] == states[-2:-1] and do_the_same(before, stretch):
+            continue
+        try:
+            _follow(heap, stretch, phase, peak, calls)
+        except DeviceFullError as error:
+            error.repeats = heap.repeats and (len(states) < FEWEST or repeat(states, begins, calls))
+            raise
+        before = stretch if len(calls) == known else ()
+    if begins:
+        heap.repeats = heap.repeats and repeat(states, begins, calls)
+    return AllocatorRecord(
+        start_reserved_bytes=start, peak_reserved_bytes=peak.most_reserved,
+        end_reserved_bytes=allocator.reserved, peak_active_bytes=peak.active,
+        fragmentation_bytes=peak.reserved - peak.active,
+        rounding_bytes=peak.active - peak.allocated, workspace_bytes=peak.workspaces,
+        num_segments=allocator.num_segments,
+        num_releases=allocator.num_releases - releases,
+        reserved_by_pool={
+            f"{pool.stream} {'small' if pool.small else 'large'}": pool.reserved
+            for pool in allocator.pools.values()
+        },
+        driver_calls=calls, repeats=bool(begins) and heap.repeats,
+    )
+
+
+def _follow(
+    heap: Heap, ops: tuple[Op, ...], phase: str, peak: _Peak, calls: dict[int, DriverCalls]
+) -> None:
+    """Allocate and free what `ops` do; note the highest point and the calls of the driver."""
+    allocator, failed = heap.allocator, heap.allocator.num_releases
+    given, taken = len(allocator.given), len(allocator.taken)
     # tens of thousands of events pass here
     live, allocate, free = heap.live, allocator.allocate, allocator.free
-    states = list[int]()
     for op in ops:
-        if op.index in marks:
-            states.append(heap.state)
         try:
             extra, pool = heap.workspace(op), pool_of(op.stream)
             for event in op.memory if extra is None else (extra, *op.memory):
@@ -239,9 +277,14 @@ def replay_phase(
                     free(block)
                 else:
                     heap.free(event.buffer)
-        except (ProgramError, DeviceFullError) as error:
+        except ProgramError as error:
             where = f"{phase} op {op.index} ({label(op)})"
-            raise type(error)(where=where, expected=error.expected, found=error.found) from None
+            raise ProgramError(where=where, expected=error.expected, found=error.found) from None
+        except DeviceFullError as error:
+            where = f"{label(op)} of the {phase} step" if phase in STEPS else f"{label(op)}"
+            raise DeviceFullError(
+                where=where, expected=error.expected, found=error.found
+            ) from None
         if len(allocator.taken) > taken or len(allocator.given) > given:
             calls[op.index] = DriverCalls(
                 allocator.num_releases - failed,
@@ -251,16 +294,3 @@ def replay_phase(
             failed, given, taken = (
                 allocator.num_releases, len(allocator.given), len(allocator.taken),
             )
-    return AllocatorRecord(
-        start_reserved_bytes=start, peak_reserved_bytes=peak.most_reserved,
-        end_reserved_bytes=allocator.reserved, peak_active_bytes=peak.active,
-        fragmentation_bytes=peak.reserved - peak.active,
-        rounding_bytes=peak.active - peak.allocated, workspace_bytes=peak.workspaces,
-        num_segments=allocator.num_segments,
-        num_releases=allocator.num_releases - releases,
-        reserved_by_pool={
-            f"{pool.stream} {'small' if pool.small else 'large'}": pool.reserved
-            for pool in allocator.pools.values()
-        },
-        driver_calls=calls, states=tuple(states),
-    )

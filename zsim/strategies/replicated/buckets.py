@@ -170,17 +170,22 @@ class ReplicatedModel:
 
     def copying_kernels(self, bucket: Bucket) -> tuple[Kernel, ...]:
         """Copies of the gradients in `bucket`, one for each."""
-        trained = self.training.model.trained
+        trained = self.with_gradient
         moved = partial(move_gradients, source=self.dtype, target=self.dtype, reduced_in=self.dtype)
         return tuple([moved(parameter.numel) for parameter in bucket if parameter.fqn in trained])
 
     def filling_kernels(self, bucket: Bucket) -> tuple[Kernel, ...]:
         """Kernels that complete `bucket`: copies of its gradients, and zeros for missing ones."""
-        trained = self.training.model.trained
+        trained = self.with_gradient
         return (
             *self.copying_kernels(bucket),
             *[fill_kernel(p.numel, dtype=self.dtype) for p in bucket if p.fqn not in trained],
         )
+
+    @cached_property
+    def with_gradient(self) -> frozenset[str]:
+        """The fqns of the parameters with a gradient."""
+        return self.training.model.trained
 
     @property
     def casts(self) -> bool:

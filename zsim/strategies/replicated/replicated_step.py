@@ -49,6 +49,8 @@ class ReplicatedStep:
     _casts: dict[str, list[MemoryEvent]] = field(default_factory=dict)
     """Casts of buckets, which a hook makes and drops inside backward; by the parameter that
     completes them."""
+    _casts_of: tuple[Bucket, ...] = ()
+    """The buckets that `_casts` are of."""
 
     def copy(self) -> ReplicatedStep:
         """This step so far, to be ended in another way."""
@@ -125,7 +127,9 @@ class ReplicatedStep:
     def backward(self, module: LoweredModule, *, synchronises: bool) -> None:
         """Compute; gradients live by themselves, or go into their bucket as soon as they are ready.
         """
-        self._casts = self._casts_by_gradient() if synchronises and self.model.casts else {}
+        buckets = self.buckets if synchronises and self.model.casts else ()
+        if self._casts_of is not buckets:
+            self._casts, self._casts_of = self._casts_by_gradient() if buckets else {}, buckets
         tape = accumulated_in_turn(
             module.backward.memory,
             partial(self._born, into_buckets=synchronises and self.model.views),

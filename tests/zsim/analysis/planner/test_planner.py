@@ -11,10 +11,12 @@ import zsim
 from tests.support.folders import ROOT
 from zsim.analysis import planner
 from zsim.analysis.fit import fit
-from zsim.analysis.planner.bounds import least_bytes, least_ns
+from zsim.analysis.fit.assessed import drafted
+from zsim.analysis.planner.bounds import bounds_of
 from zsim.analysis.planner.option import dominates
 from zsim.cli.main import main
 from zsim.scenario import refusals
+from zsim.scenario.plan import planned
 
 SMALL = zsim.Scenario(
     model={"preset": "llama-3-8b", "num_layers": 2},
@@ -33,15 +35,18 @@ def plan() -> zsim.Plan:
 def test_bounds_are_below_what_is_simulated(name: str) -> None:
     scenario = zsim.load(ROOT / f"scenarios/published/{name}.toml")
     for candidate in zsim.fit(scenario).candidates:
-        assert 0 < least_bytes(candidate.scenario) <= candidate.memory.allocated_bytes
-        assert 0 < least_ns(candidate.scenario) <= candidate.step_time_ns
+        least, floor = bounds_of(candidate.scenario), drafted(planned(candidate.scenario)).floor
+        assert 0 < least.nbytes <= candidate.memory.allocated_bytes
+        assert least.nbytes < floor.nbytes <= candidate.memory.needed.nbytes
+        assert floor.low <= candidate.memory.needed.low
+        assert 0 < least.ns <= floor.ns <= candidate.step_time_ns
 
 
 def test_states_on_the_host_bound_nothing() -> None:
     offloaded = SMALL.with_(strategy={"offload": True})
-    assert least_bytes(offloaded) == 0 < least_bytes(SMALL)
+    assert bounds_of(offloaded).nbytes == 0 < bounds_of(SMALL).nbytes
     on_host = SMALL.with_(strategy={"name": "zero2"}, offload={"optimizer": "cpu"})
-    assert least_bytes(on_host) == 0
+    assert bounds_of(on_host).nbytes == 0
 
 
 def test_candidates_are_those_of_fit_on_each_size(plan: zsim.Plan) -> None:
@@ -61,6 +66,7 @@ def test_candidates_are_those_of_fit_on_each_size(plan: zsim.Plan) -> None:
 def test_what_bounds_rule_out_changes_neither_front_nor_choice(plan, monkeypatch) -> None:
     ruled_out = [reason for _, reason in plan.refused if reason.startswith("OOM: states")]
     monkeypatch.setattr(planner, "_ruled_out", lambda *_: "")
+    monkeypatch.setattr(planner, "_no_better", lambda *_: "")
     whole = zsim.plan_for(SMALL, nodes=[1, 2], micro_batches=[1, 2], global_batch=32)
     assert len(whole.options) == len(plan.options) + len(plan.refused) - len(whole.refused)
     assert len(whole.options) >= len(plan.options) + len(ruled_out)

@@ -101,7 +101,7 @@ def test_what_fails_with_all_cached_memory_given_back_is_out_of_memory() -> None
         f"with"
         in verdict_words(verdict)
     )
-    assert verdict.pressure.full_at == "first op 18 (backward root)"
+    assert verdict.pressure.full_at == "backward root of the first step"
 
 
 def test_where_all_that_is_cached_is_expected_to_have_room_nothing_is_asked() -> None:
@@ -137,9 +137,9 @@ def _program() -> RankProgram:
     # the model is built elsewhere: 120 MiB are not there
     (100, 120, Pressure(expected=Releases(first=1, steady=2))),
     (70, 100, Pressure(
-        expected=None, best=Releases(first=1, steady=2), full_at="first op 0 (copy root)"
+        expected=None, best=Releases(first=1, steady=2), full_at="copy root of the first step"
     )),
-    (70, 75, Pressure(expected=None, full_at="first op 0 (copy root)")),
+    (70, 75, Pressure(expected=None, full_at="copy root of the first step")),
 ])
 def test_it_runs_as_expected_or_at_best_or_never(room: int, most: int, expected: Pressure) -> None:
     outcome = pressure(
@@ -156,7 +156,7 @@ def test_the_least_outside_and_the_most_there_may_be_is_asked_where_it_may_not_r
     verdict = assess_program(_alone(there.nbytes - context.low - 100 * MIB), cluster)
     assert (verdict.verdict, verdict.releases_per_step) == ("TIGHT", None)
     assert verdict.pressure == Pressure(
-        expected=None, best=Releases(first=0, steady=0), full_at="first op 0 (copy root)"
+        expected=None, best=Releases(first=0, steady=0), full_at="copy root of the first step"
     )
     assert verdict.running == "not expected to run"
     assert verdict_words(verdict).endswith("is given back; with the least outside torch's bytes it "

@@ -6,15 +6,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.cases.micro_batch_cases import with_micro_batches
 from tests.support.cases.sampling import WHOLE
 from zsim.errors import ProgramError
 from zsim.ir import ledger_replay as memory
 from zsim.ir.ops import Alloc, DriverCalls, Free, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.ir.program import RankProgram
-from zsim.memory.allocator.caching_allocator import DeviceFullError
+from zsim.memory.allocator.caching_allocator import SMALL_SEGMENT, DeviceFullError
 from zsim.memory.allocator.reserved import AllocatorRecord, built_elsewhere, replay
 from zsim.memory.allocator.snapshot import snapshot
 from zsim.scenario.plan import plan
@@ -196,7 +197,7 @@ def test_on_a_full_device_the_cache_is_released_and_counted_and_then_the_op_is_r
     }
     with pytest.raises(
         DeviceFullError,
-        match=r"steady op 2 \(forward a\): expected 33,554,432 B within 31,457,280 B",
+        match=r"forward a of the steady step: expected 33,554,432 B within 31,457,280 B",
     ):
         replay(rank, capacity=30 * MIB)
 
@@ -249,6 +250,24 @@ def test_every_program_fits_into_what_it_reserves_and_the_least_device_is_no_lar
     live = max(record.peak_bytes for record in memory.replay(rank, timeline=False).values())
     with pytest.raises(DeviceFullError):
         replay(rank, capacity=live - 1)
+
+
+@settings(max_examples=12, deadline=None)
+@given(with_micro_batches(), st.integers(0, 4), st.booleans())
+def test_micro_batches_that_are_passed_over_do_what_the_one_before_did(case, short, expandable):
+    """The room is without end, or as much as is reserved, or less."""
+    rank = plan(case, device="cuda").ranks[0]
+    whole = replace(rank, first_parts=(), steady_parts=())
+    most = max(record.peak_reserved_bytes for record in replay(rank).values())
+    for room in (None, most - short * SMALL_SEGMENT):
+        told: list[object] = []
+        for each in (rank, whole):
+            try:
+                records = replay(each, capacity=room, expandable_segments=expandable)
+                told.append([records, *(record.driver_calls for record in records.values())])
+            except DeviceFullError as error:
+                told.append(str(error))
+        assert told[0] == told[1]
 
 
 def test_what_the_second_step_does_once_comes_between_the_two_and_is_counted_to_neither():
