@@ -55,6 +55,12 @@ RECOMPUTED: tuple[Tables, ...] = (
     {}, {"activation_checkpointing": {"mode": "full"}},
     {"activation_checkpointing": {"mode": "full", "every": 2}},
 )
+FROZEN: dict[str, tuple[list[str], ...]] = {
+    "mlp": ([], ["*.bias"], ["blocks.0.*"], ["*.weight"]),
+    "gpt": ([], ["*.bias"], ["wte.*", "wpe.*"], ["wte.*", "wpe.*", "blocks.0.*"], ["*.weight"]),
+    "llama": ([], ["wte.*"], ["wte.*", "blocks.*"], ["*.q.weight", "*.down.weight", "*norm*"]),
+}
+"""Parameters that are frozen, by the model's family."""
 ON_HOST: Tables = {"optimizer": "cpu"}
 ALL_ON_HOST = ON_HOST | {"parameters": "cpu"}
 BOOLEANS = ("overlap_comm", "round_robin_gradients", "check_grad_overflow")
@@ -121,6 +127,7 @@ def draw_sharded(seed: int) -> Tables:
         "cluster": {"preset": "cpu-gloo", "ranks": one_of(RANKS)}, "strategy": strategy,
         "precision": one_of(PRECISIONS), "optimizer": one_of(OPTIMIZERS),
         **one_of(offloads({}, ON_HOST, ALL_ON_HOST)), **one_of(RECOMPUTED),
+        **one_of([{"frozen": each} if each else {} for each in FROZEN[model["family"]]]),
     }
 
 

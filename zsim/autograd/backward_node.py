@@ -74,13 +74,13 @@ class _Node:
 
     def _make_product(self, name: str) -> None:
         """A gradient by a linear's own node, which multiplies with a copy of what is turned."""
-        storages, is_bias = self.values.storages, name in self.call.parameters[1:]
-        copy = f"{self.call.output}.turned"
+        storages, call, is_bias = self.values.storages, self.call, name == self.call.bias
+        copy = f"{call.output}.turned"
         copies = self.gradient in self.values.gradients.turned and not is_bias
         if copies:
-            storages.allocate(copy, self.call.nbytes, temporary=True)
+            storages.allocate(copy, call.nbytes, temporary=True)
         self._make_gradient(name)
-        if name == self.call.parameters[0] and len(self.call.parameters) > 1:
+        if name in call.parameters and not is_bias and call.bias in call.parameters:
             self.mark_that_more_follow(has_more=True)
         if copies:
             storages.release(copy)

@@ -8,6 +8,9 @@ whole (coordinator.py). Blocks and the root own nothing, and gather ahead as wel
 reduce-scattered bucket by bucket within backward, and a rank's shards of them stay from step to
 step. The step releases everything, and gathers small parameters that persist.
 
+Frozen parameters are sharded, gathered and kept as all others. A module whose output needs no
+gradient has no backward, and one that a recomputation gathers frozen ones for releases them.
+
 A module out of the recorded order has DeepSpeed drop the trace. The step that records anew gathers
 nothing ahead, and the next one broadcasts six lists of integers first. Models whose order depends
 on data are refused. Source: deepspeed/runtime/zero/stage3.py of DeepSpeed 0.19; Rajbhandari et al.,
@@ -84,7 +87,7 @@ def forward_backward(
 
     def again(call: InnerCall) -> None:
         if not call.returns:
-            coordinator.fetch(call.unit)
+            coordinator.fetch(call.unit, again=True)
         else:
             step.hold(call.unit)
             coordinator.release(call.unit)
@@ -107,9 +110,10 @@ def forward_backward(
         for call in reversed(calls):
             match call:
                 case Returned(module):
-                    coordinator.fetch(module, backward=True)
+                    if call.differentiates:
+                        coordinator.fetch(module, backward=True)
                 case Called(module):
-                    if call.input_needs_gradient:
+                    if call.differentiates and call.input_needs_gradient:
                         coordinator.release(module, backward=True)
                     step.pass_on(call)
                 case _:

@@ -515,7 +515,6 @@ def test_zeropp_sends_half_of_zero3_between_nodes_without_its_quantized_gradient
         ({"strategy": {"reduce_scatter": False}}, "strategy.reduce_scatter: expected true"),
         ({"ranks": 1}, "strategy.dp_shard: expected at least 2 ranks with deepspeed3"),
         ({"precision": {"autocast": "bf16"}}, "precision.autocast: expected none with deepspeed3"),
-        ({"frozen": ["*.bias"]}, "frozen: expected none with deepspeed3"),
         ({"activation_checkpointing": {"mode": "full", "early_stop": False}},
          "activation_checkpointing.early_stop: expected another with deepspeed3"),
         ({"model": GPT | {"uses": 2}}, "model.uses: expected 1 with deepspeed3"),

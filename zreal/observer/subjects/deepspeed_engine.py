@@ -94,7 +94,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Sub
 
     sharded = STAGES[scenario.strategy] == 3
     masters = "fp32_partitioned_groups_flat" if sharded else "single_partition_of_fp32_groups"
-    shards = _shards(optimizer) if sharded else list(
+    shards = _shards(optimizer, model) if sharded else list(
         getattr(optimizer, "param_buffer_of_bit16_for_cpu_offload_groups", ())
     )
 
@@ -112,7 +112,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Sub
         flat=lambda: shards, gradients=lambda: _gradients(optimizer, getattr(optimizer, masters)),
         dtype=scenario.precision.parameters, clip=lambda norm: None,
         whole=lambda kind: _whole(
-            kind, scenario, model, deepspeed.utils, loss_scale=float(optimizer.loss_scale)
+            kind, scenario, model, deepspeed, loss_scale=float(optimizer.loss_scale)
         ),
     )
 
@@ -191,10 +191,13 @@ def config(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def _shards(optimizer: Any) -> list[torch.Tensor]:
-    """The flat buffers of this rank's shards, on the device or on the host."""
+def _shards(optimizer: Any, model: Model) -> list[torch.Tensor]:
+    """The flat buffers of this rank's shards, on the device or on the host, and shards of frozen
+    parameters."""
     on_host: list[torch.Tensor] = optimizer.param_groups_fp16_flat_cpu_memory
-    return on_host or [optimizer.lp_param_buffer.detach()]
+    parameters: list[Any] = list(model.parameters())
+    frozen = [each.ds_tensor for each in parameters if not each.requires_grad]
+    return [*(on_host or [optimizer.lp_param_buffer.detach()]), *frozen]
 
 
 def _gradients(optimizer: Any, masters: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -209,19 +212,21 @@ def _gradients(optimizer: Any, masters: list[torch.Tensor]) -> list[torch.Tensor
 
 
 def _whole(
-    kind: str, scenario: Scenario, model: Model, utils: Any, *, loss_scale: float
+    kind: str, scenario: Scenario, model: Model, deepspeed: Any, *, loss_scale: float
 ) -> dict[str, torch.Tensor]:
     """Whole float32 parameters, or gradients as the step will have unscaled and clipped them; by
     all ranks."""
+    utils = deepspeed.utils
     read = {
         "parameters": utils.safe_get_full_fp32_param, "gradients": utils.safe_get_full_grad
     }[kind]
-    named = {
-        name: parameter if not parameter.requires_grad else read(parameter)
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad or kind == "parameters"
-    }
-    whole = {name: tensor.detach().clone() for name, tensor in named.items()}
+    whole = dict[str, torch.Tensor]()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            whole[name] = read(parameter).detach().clone()
+        elif kind == "parameters":
+            with deepspeed.zero.GatheredParameters([parameter]):
+                whole[name] = parameter.detach().clone()
     if kind == "gradients":
         whole = {name: tensor.float() / loss_scale for name, tensor in whole.items()}
     clip_norm = scenario.optimizer.clip_norm

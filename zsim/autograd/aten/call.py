@@ -47,7 +47,8 @@ class Call:
     - `dtype` of its work, "" for the model's. `shape` of its kernel: `zsim.ir.ops.Kernel`.
     - `moved` 0: no kernel of its own; the operator's main kernels count its work.
     - `addmm`: a linear with a bias, frozen or not. `head`: the model's last.
-    - `one_node`: a linear that multiplies and adds its bias by itself (Operator, ONE_NODE).
+    - `one_node`: a linear that multiplies and adds its `bias`, frozen or not, by itself (Operator,
+      ONE_NODE).
     """
 
     operator: Final[str]
@@ -81,6 +82,7 @@ class Call:
     packs: Final[bool] = False
     addmm: Final[bool] = False
     one_node: Final[bool] = False
+    bias: Final[str] = ""
     head: Final[bool] = False
     differentiable: Final[bool] = True
     shape: Final[tuple[int, ...]] = ()

@@ -48,7 +48,7 @@ def _linear(op: Operator, sizes: Sizes) -> Iterator[Call]:
     if op.implementation == ONE_NODE:
         made = replace(
             made, operator="mm", gradients=(*op.inputs, *parameters), summed=(), addmm=False,
-            one_node=True,
+            one_node=True, bias=op.bias,
         )
     yield made
 

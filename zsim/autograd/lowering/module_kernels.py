@@ -32,8 +32,7 @@ def forward_kernels(calls: Sequence[Call], *, dtype: str) -> tuple[Kernel, ...]:
 
 def _bias(call: Call, dtype: str) -> tuple[Kernel, ...]:
     """A linear of one node adds its bias in place, by a kernel of its own."""
-    adds = call.one_node and len(call.parameters) > 1
-    return (Kernel("bias", 0, 2 * call.nbytes, dtype),) if adds else ()
+    return (Kernel("bias", 0, 2 * call.nbytes, dtype),) if call.bias else ()
 
 
 def _operator(call: Call) -> str:

@@ -155,8 +155,6 @@ def shard_model_problems(
         )
     if model.left_out:
         yield f"model.unused: expected none with deepspeed3, found {model.left_out[0].fqn}"
-    if model.frozen:
-        yield "frozen: expected none with deepspeed3, whose frozen parameters are not modelled"
     if checkpointing.mode == "selective" or not checkpointing.early_stop:
         key, value = ("mode", "selective") if checkpointing.early_stop else ("early_stop", "false")
         yield (

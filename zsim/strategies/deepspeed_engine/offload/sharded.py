@@ -17,6 +17,7 @@ from typing import Any
 from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind
+from zsim.ir.sharding import shard_size
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import DTYPE_NBYTES, Offload, Precision
 from zsim.strategies.building.host_step import crossing
@@ -41,9 +42,12 @@ def pinned(
     """Bytes of a rank's pinned host memory: gradients in both dtypes, and offloaded parameters."""
     if not offload.pin_memory or not offload.optimizer:
         return 0
-    numel = sum(-(-parameter.numel // mesh.dp_shard) for parameter in model.parameters)
-    return numel * (
-        MASTER_NBYTES + DTYPE_NBYTES[precision.parameters] * (1 + bool(offload.parameters))
+    element = DTYPE_NBYTES[precision.parameters]
+    shards = element * bool(offload.parameters)
+    return sum(
+        shard_size(p.numel, mesh.dp_shard)
+        * (shards + (MASTER_NBYTES + element) * (p.fqn in model.trained))
+        for p in model.parameters
     )
 
 

@@ -26,7 +26,7 @@ def construction(sharded: ShardedParameters) -> StepBuilder:
     """Make, broadcast and shard the model; make what stays."""
     step, training = StepBuilder(), sharded.training
     make_and_broadcast(step, training, num_ranks=sharded.num_ranks)
-    for parameter in sharded.parameters:
+    for parameter in sharded.every:
         made = Alloc(
             _shard(sharded, parameter), "parameters",
             sharded.shard_numel(parameter) * sharded.element,

@@ -14,7 +14,7 @@ It must not know ops or bytes: a `Carrier` does what it decides.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -59,7 +59,7 @@ class Coordinator:
     """
 
     own: Mapping[str, Sequence[Parameter]]
-    persistent: Collection[str]
+    persistent: Set[str]
     options: ShardOptions
     carrier: Carrier
     trace: list[str] = field(default_factory=list)
@@ -79,6 +79,8 @@ class Coordinator:
     _decided: dict[tuple[str, int], frozenset[str]] = field(default_factory=dict)
     _in_backward: dict[str, None] = field(default_factory=dict)
     """Modules whose backward has begun and has not released them."""
+    _recomputed: dict[str, dict[str, Parameter]] = field(default_factory=dict)
+    """Frozen parameters that a recomputation gathered, by the module in whose backward it ran."""
 
     def __post_init__(self) -> None:
         if self._has_copies:
@@ -109,8 +111,8 @@ class Coordinator:
         self._latest, self.step, self.num_whole = {}, 0, 0
         return lengths
 
-    def fetch(self, module: str, *, backward: bool = False) -> None:
-        """`module` is called, or its backward begins."""
+    def fetch(self, module: str, *, backward: bool = False, again: bool = False) -> None:
+        """`module` is called, or its backward begins; or a recomputation calls it `again`."""
         if backward:
             self._in_backward[module] = None
         if self.mode == "records":
@@ -119,6 +121,8 @@ class Coordinator:
         self._gather([p for p in own if not self._is_there(p)])
         for parameter in own:
             self._active.setdefault(parameter.fqn, set()).add(module)
+            if again and self._in_backward and not parameter.requires_grad:
+                self._keep_for_backward(parameter)
             if gather := self.in_flight.get(parameter.fqn):
                 self._wait(gather)
                 self._drop_pending(parameter.fqn)
@@ -126,6 +130,12 @@ class Coordinator:
             self._pass_own(own)
             self._gather_ahead()
         self.step += 1
+
+    def _keep_for_backward(self, parameter: Parameter) -> None:
+        """The module whose backward began last holds it, and releases it too."""
+        holder = next(reversed(self._in_backward))
+        self._recomputed.setdefault(holder, {})[parameter.fqn] = parameter
+        self._active[parameter.fqn].add(holder)
 
     def _is_there(self, parameter: Parameter) -> bool:
         return parameter.fqn in self.whole or parameter.fqn in self.in_flight
@@ -178,17 +188,21 @@ class Coordinator:
 
     def release(self, module: str, *, backward: bool = False) -> None:
         """`module` has returned, or its backward is over."""
+        recomputed = dict[str, Parameter]()
         if backward:
             self._in_backward.pop(module, None)
+            recomputed = self._recomputed.pop(module, recomputed)
         kept = frozenset[str]()
         if self.mode == "follows":  # DeepSpeed decides once for each step of the trace
             key = (module, self.step)
             if key not in self._decided:
                 self._decided[key] = self._kept(module)
             kept = self._decided[key]
-        for parameter in self.own[module]:
+        gone = {parameter.fqn for parameter in self.own[module]}.difference(kept)
+        gone |= recomputed.keys() - self.persistent
+        for parameter in dict.fromkeys((*self.own[module], *recomputed.values())):
             self._active[parameter.fqn].discard(module)
-            if parameter.fqn not in kept:
+            if parameter.fqn in gone:
                 self._release(parameter)
 
     def release_leftovers(self) -> None:
@@ -196,7 +210,8 @@ class Coordinator:
         """
         while self._in_backward:
             module, _ = self._in_backward.popitem()
-            for parameter in self.own[module]:
+            recomputed = self._recomputed.pop(module, {})
+            for parameter in dict.fromkeys((*self.own[module], *recomputed.values())):
                 self._active[parameter.fqn].discard(module)
                 if parameter.fqn not in self.persistent:
                     self._release(parameter)

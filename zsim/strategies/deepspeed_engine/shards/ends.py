@@ -42,7 +42,7 @@ def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) 
     """The end of a step of every rank."""
     sharded = step.sharded
     step.step.begin("optimizer")
-    coordinator.release_all(sharded.parameters)
+    coordinator.release_all(sharded.every)
     if sharded.dtype == SCALED_DTYPE:
         _search_infinities(step.step, sharded)
     count, offloads = len(sharded.sub_groups), isinstance(step, OffloadedShardedStep)
@@ -70,7 +70,7 @@ def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) 
     coordinator.whole |= {parameter.fqn for parameter in sharded.persistent}
     if coordinator.secondary:
         _drop_copies(step.step, sharded)
-        coordinator.secondary.clear()
+        coordinator.secondary.difference_update(p.fqn for p in sharded.parameters)
     gone = [Free(f"norm.group.{number}") for number in range(count)] + [Free("norm.all")]
     step.step.issue(
         "free", ROOT, stream="host", memory=gone if first else [*gone, Free("norm.told")]
@@ -114,7 +114,7 @@ def _search_infinities(step: StepBuilder, sharded: ShardedParameters) -> None:
 
 
 def _drop_copies(step: StepBuilder, sharded: ShardedParameters) -> None:
-    """Copies in larger shards are of the last step."""
+    """Copies in larger shards are of the last step, but for frozen parameters."""
     copies = [Free(secondary_copy(sharded, p).buffer) for p in sharded.parameters]
     memory, host = placed(copies, device=sharded.training.device)
     step.issue("free", ROOT, stream="host", memory=memory, host=host)

@@ -21,19 +21,22 @@ from zsim.strategies.building.training import Training
 class Called:
     """`module` is called; in a backward its input has its gradient, if that needs one.
 
-    `adds`: memory of adding that gradient to others of the same value.
+    `differentiates`: its output needs one; else it has no backward. `adds`: memory of adding the
+    input's gradient to others of the same value.
     """
 
     module: str
     input_needs_gradient: bool
+    differentiates: bool = True
     adds: tuple[MemoryEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """`module` returns; in a backward the gradient of its output is there."""
+    """`module` returns; in a backward the gradient of its output is there, if that needs one."""
 
     module: str
+    differentiates: bool = True
 
 
 ModuleCall = Called | LoweredModule | Returned
@@ -46,17 +49,21 @@ def module_calls(training: Training) -> tuple[ModuleCall, ...]:
 
 def _calls(training: Training) -> Iterator[ModuleCall]:
     pairs = list(zip(training.model.modules, training.modules, strict=True))
+    differentiates = {module.whole: lowered.differentiates for module, lowered in pairs}
     for index, (module, lowered) in enumerate(pairs):
         is_block = module.fqn == module.within
         follows = pairs[index + 1][0] if index + 1 < len(pairs) else None
         if is_block or _is_called(module):
             adds = () if is_block else tuple(storage_events(lowered.events_after_hook))
-            yield Called(module.path, lowered.input_needs_gradient, adds)
+            yield Called(
+                module.path, lowered.input_needs_gradient,
+                differentiates[module.whole] if is_block else lowered.differentiates, adds,
+            )
         yield lowered
         if _is_called(module):
-            yield Returned(module.path)
+            yield Returned(module.path, lowered.differentiates)
         if module.within and (follows is None or follows.within != module.within):
-            yield Returned(module.within)
+            yield Returned(module.within, lowered.differentiates)
 
 
 def _is_called(module: Module) -> bool:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from zsim.ir.sharding import padded_size, shard, shard_size
 from zsim.models.spec import ROOT, Parameter
-from zsim.strategies.building.parameters import used_parameters
+from zsim.strategies.building.parameters import named_parameters, used_parameters
 from zsim.strategies.deepspeed_engine.layout import EngineLayout
 from zsim.strategies.deepspeed_engine.options import ShardOptions
 
@@ -27,15 +27,21 @@ def sub_group_starts(numels: Sequence[int], *, most: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedParameters(EngineLayout):
-    """The parameters of a training in `num_ranks` shards each, the last ones padded."""
+    """The parameters of a training in `num_ranks` shards each, the last ones padded. Frozen ones
+    are sharded and gathered as all are, and stay out of buffers and of the optimizer's step."""
 
     options: ShardOptions
+
+    @cached_property
+    def every(self) -> tuple[Parameter, ...]:
+        """All parameters in the order of the model, frozen ones too."""
+        return named_parameters(self.training.model)
 
     @cached_property
     def own(self) -> dict[str, tuple[Parameter, ...]]:
         """The parameters of each module that is called, in that order; blocks and the root have
         none."""
-        known = {parameter.fqn: parameter for parameter in self.parameters}
+        known = {parameter.fqn: parameter for parameter in self.every}
         own: dict[str, tuple[Parameter, ...]] = {ROOT: ()}
         for module in self.training.model.modules:
             read = [known[fqn] for fqn in used_parameters(module)]
@@ -45,7 +51,7 @@ class ShardedParameters(EngineLayout):
 
     @cached_property
     def _turns(self) -> dict[str, int]:
-        return {parameter.fqn: index for index, parameter in enumerate(self.parameters)}
+        return {parameter.fqn: index for index, parameter in enumerate(self.every)}
 
     def turn(self, parameter: Parameter) -> int:
         """Index of a parameter in the order of the model."""
@@ -55,7 +61,7 @@ class ShardedParameters(EngineLayout):
     def persistent(self) -> tuple[Parameter, ...]:
         """Parameters that stay whole from step to step."""
         most = self.options.stage3_param_persistence_threshold
-        return tuple(p for p in self.parameters if p.numel <= most)
+        return tuple(p for p in self.every if p.numel <= most)
 
     @cached_property
     def sub_groups(self) -> tuple[tuple[Parameter, ...], ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient, TapeEvent
 from zsim.ir.buffers import Buffer
-from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op
+from zsim.ir.ops import NORM_STEP, Alloc, Free, Kernel, MemoryEvent, Op
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.backward_events import forward_memory
@@ -33,9 +33,11 @@ INTEGER = DTYPE_NBYTES["int64"]
 
 
 def _end_of_node(tape: Sequence[TapeEvent]) -> int:
-    """Index behind the gradients that a module's first node makes of its parameters."""
-    made = [index for index, event in enumerate(tape) if isinstance(event, ParameterGradient)]
-    return made[-1] + 1
+    """Index behind the gradients that a module's first node makes, of its parameters if any."""
+    for kind in (ParameterGradient, Alloc):
+        if made := [index for index, event in enumerate(tape) if isinstance(event, kind)]:
+            return made[-1] + 1
+    return 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,8 +105,14 @@ class ShardedStep(GatheringStep):
 
     def hold(self, module: str) -> None:
         """`module` returns from its recomputation, which keeps detached parameters for backward:
-        the memory that they have now."""
-        self._recomputed[module] = [self._whole[p.fqn] for p in self.sharded.own[module]]
+        the memory that they have now. It keeps frozen ones as they are. A norm in steps whose input
+        needs no gradient saves that input alone."""
+        lowered = next(each for each in self.training.modules if each.fqn == module)
+        steps = any(kernel.operator == NORM_STEP for kernel in lowered.forward.kernels)
+        saves = lowered.input_needs_gradient or not steps
+        self._recomputed[module] = [
+            self._whole[p.fqn] for p in self.sharded.own[module] if p.requires_grad and saves
+        ]
         self._held.update(self._recomputed[module])
 
     def _tape(self, module: LoweredModule) -> Iterator[TapeEvent]:
