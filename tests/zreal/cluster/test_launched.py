@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from hashlib import sha256
@@ -33,10 +34,11 @@ def validated(*scenarios: str, launch: str, folder: Path, more: tuple[str, ...] 
 def test_a_scenario_that_fails_stops_no_other_and_what_has_run_is_not_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A launcher of two ranks contradicts the mesh of four."""
+    """A launcher of two ranks contradicts the mesh of four; the other's ranks build a module of
+    the user's own."""
     report, agrees = tmp_path / "report.xml", "agrees in order, bytes, memory and numerics"
-    two_ranks = SRUN.replace("{ranks}", "2")
-    more = ("--junit", str(report))
+    own, two_ranks = ("--module", f"{OWN}perceptron"), SRUN.replace("{ranks}", "2")
+    more = ("--junit", str(report), *own)
     assert validated(FOUR, TWO, launch=two_ranks, folder=tmp_path, more=more) == 1
     printed = capsys.readouterr()
     assert "fsdp2-mlp-2: sim against gloo" in printed.out
@@ -49,13 +51,25 @@ def test_a_scenario_that_fails_stops_no_other_and_what_has_run_is_not_run_again(
     assert "time not checked" in suite.findtext(".//system-out", "")
 
     assert (tmp_path / "fsdp2-mlp-2.measured.json").is_file()
-    assert validated(TWO, launch="false {worker}", folder=tmp_path) == 0
+    assert validated(TWO, launch="false {worker}", folder=tmp_path, more=own) == 0
     printed = capsys.readouterr()
     assert agrees in printed.out
     assert f"taken from {tmp_path / 'fsdp2-mlp-2'}" in printed.err
-    assert validated(TWO, launch="gather", folder=tmp_path) == 0
+    assert validated(TWO, launch="gather", folder=tmp_path, more=own) == 0
     assert agrees in capsys.readouterr().out
-    sampled = ("--numerics", "sampled")  # not asked for then: ranks run again
+    assert validated(TWO, launch="gather", folder=tmp_path) == 1  # of the scenario's own model
+    assert "found 2 of another scenario or module" in capsys.readouterr().err
+
+    edited = tmp_path / "edited"
+    shutil.copytree(tmp_path / "fsdp2-mlp-2", edited / "fsdp2-mlp-2")
+    assert validated(TWO, launch="false {worker}", folder=edited, more=own) == 0
+    asked = edited / "fsdp2-mlp-2" / "asked.json"
+    told = json.loads(asked.read_text())
+    assert told["module's source"] == sha256(OWN_FILE.read_bytes()).hexdigest()[:12]
+    asked.write_text(json.dumps(told | {"module's source": "of an earlier day"}))
+    assert validated(TWO, launch="false {worker}", folder=edited, more=own) == 1
+    assert capsys.readouterr().err.count("taken from") == 1
+    sampled = (*own, "--numerics", "sampled")  # not asked for then: ranks run again
     assert validated(TWO, launch="false {worker}", folder=tmp_path, more=sampled) == 1
     assert "taken from" not in capsys.readouterr().err
 
@@ -99,24 +113,6 @@ def test_a_rank_that_the_system_kills_is_named_and_the_rest_is_kept(
     assert validated(TWO, launch="gather", folder=tmp_path) == 1
     assert "rank 1: expected every rank to finish" in capsys.readouterr().err
     assert written == {file: file.read_bytes() for file in own.glob("rank-*.json")} != {}
-
-
-def test_a_users_own_module_is_built_by_ranks_of_a_launcher(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own = ("--module", f"{OWN}perceptron")
-    assert validated(TWO, launch=SRUN, folder=tmp_path, more=own) == 0
-    assert "agrees in order, bytes, memory and numerics" in capsys.readouterr().out
-    assert validated(TWO, launch="false {worker}", folder=tmp_path, more=own) == 0
-    assert f"taken from {tmp_path / 'fsdp2-mlp-2'}" in capsys.readouterr().err
-    assert validated(TWO, launch="gather", folder=tmp_path) == 1  # of the scenario's own model
-    assert "found 2 of another scenario or module" in capsys.readouterr().err
-    asked = tmp_path / "fsdp2-mlp-2" / "asked.json"
-    told = json.loads(asked.read_text())
-    assert told["module's source"] == sha256(OWN_FILE.read_bytes()).hexdigest()[:12]
-    asked.write_text(json.dumps(told | {"module's source": "of an earlier day"}))
-    assert validated(TWO, launch="false {worker}", folder=tmp_path, more=own) == 1
-    assert "taken from" not in capsys.readouterr().err
 
 
 @pytest.mark.slow  # as the next one, told by its error in place of its stack
