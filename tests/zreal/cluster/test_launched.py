@@ -28,7 +28,10 @@ SRUN = f"{sys.executable} {ROOT / 'tests/support/launchers/slurm.py'} {{ranks}} 
 
 def validated(*scenarios: str, launch: str, folder: Path, more: tuple[str, ...] = ()) -> int:
     """The exit code of `zsim validate --launch`."""
-    return main(["validate", *scenarios, "--launch", launch, "--save", str(folder), *more])
+    patient = ("--timeout", "500")  # as a busy machine may need
+    return main([
+        "validate", *scenarios, "--launch", launch, "--save", str(folder), *patient, *more
+    ])
 
 
 def test_a_scenario_that_fails_stops_no_other_and_what_has_run_is_not_run_again(
