@@ -371,6 +371,41 @@ def test_a_folder_of_torchs_own_dumps_is_told_to_hold_pickles(
     assert "found 2 pickles, as nccl_trace_rank_0; a pickle can run code" in error
 
 
+def test_dumps_of_two_jobs_are_refused_by_their_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, ranks in {"a_rank_0": 3, "b_rank_0": 3, "a_rank_1": 3, "c_rank_2": 4}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(dump_table(STEP, ranks=ranks)))
+
+    def told(*names: str) -> str:
+        files = [str(tmp_path / f"{name}.json") for name in names]
+        assert main(["explain", *files]) == 2
+        return capsys.readouterr().err.replace(f"{tmp_path}/", "")
+
+    one = "expected dumps of one job, one of each rank, found"
+    remedy = "explain each job by itself"
+    assert f"b_rank_0.json: {one} two of rank 0, as a_rank_0.json and this; {remedy}" in told(
+        "a_rank_0", "a_rank_1", "b_rank_0"
+    )
+    assert f"c_rank_2.json: {one} jobs of 3 and of 4 ranks, as a_rank_1.json and this; " in told(
+        "a_rank_0", "a_rank_1", "c_rank_2"
+    )
+    same = str(tmp_path / "a_rank_0.json")
+    assert main(["explain", same, same, str(tmp_path / "a_rank_1.json")]) == 0
+
+
+def test_ranks_that_begin_long_after_all_others_have_ended_may_be_of_another_job(
+    tmp_path: Path
+) -> None:
+    later = dump_table(STEP, apart_ns=3600 * 10**9)
+    told = explained(tmp_path, dump_table(STEP), dump_table(STEP), later)
+    assert [(finding.kind, finding.ranks, finding.text) for finding in told.findings] == [(
+        "other job", (2,),
+        "rank 2 issued nothing until 3,598.000 s after the last of ranks 0, 1: if these are dumps "
+        "of two jobs, explain each by itself",
+    )]
+
+
 def test_names_from_a_dump_cannot_steer_a_terminal(tmp_path: Path) -> None:
     hostile = dump_table([("all_reduce\x1b[2J", "0")])
     told = explained(tmp_path, dump_table([("all_reduce", "0")]), hostile)

@@ -15,7 +15,15 @@ from statistics import median
 from typing import Any
 
 from zsim.analysis.flight_recorder.dump_file import DEFAULT_GROUP, Dump, DumpEntry
-from zsim.analysis.flight_recorder.finding import KINDS, Calls, DumpFinding, at
+from zsim.analysis.flight_recorder.finding import (
+    KINDS,
+    Calls,
+    DumpFinding,
+    at,
+    awaited,
+    newest,
+)
+from zsim.analysis.flight_recorder.one_job import far_apart
 from zsim.analysis.flight_recorder.order import head, opposite
 from zsim.io.units import format_time
 from zsim.ir.order.waits import MOST_TOLD, Wait, named_ranks
@@ -23,8 +31,6 @@ from zsim.ir.order.waits import MOST_TOLD, Wait, named_ranks
 UNEVEN = ("gather", "scatter", "all_to_all", "alltoall", "alltoall_base", "reduce_scatter_v",
           "all_gather_v", "_all_to_all_base")
 """Collectives in which ranks may have different sizes."""
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
-"""Collectives that a rank can complete though others have not entered them."""
 FEWEST_MATCHED = 8
 """Matched collectives from which on a rank counts as late."""
 LATE_NS = 1_000_000
@@ -64,7 +70,8 @@ def explain(dumps: Sequence[Dump], *, unread: Sequence[str] = ()) -> Explanation
         if not (finding.kind == "unfinished" and group in ringed)
     ]
     waits = tuple(_waits(by_rank, calls, members))
-    findings += [*(ring for ring, _ in rings), *_point_to_point(dumps), *_late(calls)]
+    findings += [*far_apart(dumps), *(ring for ring, _ in rings), *_point_to_point(dumps)]
+    findings += _late(calls)
     order = {kind: number for number, kind in enumerate(KINDS)}
     findings.sort(key=lambda finding: (
         finding.completed, order[finding.kind], finding.group, finding.seq
@@ -105,12 +112,12 @@ def _differences(
     """The first collective in which the ranks of a group hang. Before it come those that ranks
     issued otherwise and yet completed, the first of each kind."""
     first = max((min(own) for own in calls.values()), default=0)  # older ones are overwritten
-    told, newest = set[str](), _newest(calls)
+    told, last = set[str](), newest(calls)
     for seq in sorted({seq for own in calls.values() for seq in own if seq >= first}):
         present = {rank: calls[rank][seq] for rank in members if seq in calls.get(rank, {})}
-        awaited = _awaited(calls, members, seq, newest)
+        expected = awaited(calls, members, seq, last)
         completed = all(
-            entry.completed or (entry.ended and not awaited)
+            entry.completed or (entry.ended and not expected)
             for entries in present.values() for entry in entries
         )
         findings = _unlike(seq, called, present, completed=completed)
@@ -119,7 +126,7 @@ def _differences(
             told |= {finding.kind for finding in findings}
             yield from findings
             continue
-        findings += _absent(seq, called, present, awaited, by_rank)
+        findings += _absent(seq, called, present, expected, by_rank)
         if not findings and not any(e.ended for own in present.values() for e in own):
             findings = [_unfinished(seq, called, present, many=len(by_rank) > 1)]
         yield from findings
@@ -163,26 +170,8 @@ def _unlike(
     return []
 
 
-def _newest(calls: Calls) -> dict[int, int]:
-    """The last number in a group that each rank has entered."""
-    return {rank: max(own) for rank, own in calls.items()}
-
-
-def _awaited(
-    calls: Calls, members: Sequence[int], seq: int, newest: Mapping[int, int]
-) -> list[int]:
-    """The ranks that have not entered a collective, as far as the dumps tell. A rank without a dump
-    has entered what another has completed."""
-    inside = [entry for own in calls.values() for entry in own.get(seq, ())]
-    met = any(entry.completed and entry.op not in ROOTED for entry in inside)
-    return [
-        rank for rank in members
-        if newest.get(rank, 0) < seq and not (met and rank not in calls)
-    ]
-
-
 def _absent(
-    seq: int, called: str, present: Mapping[int, list[DumpEntry]], awaited: Sequence[int],
+    seq: int, called: str, present: Mapping[int, list[DumpEntry]], expected: Sequence[int],
     by_rank: Mapping[int, Dump],
 ) -> list[DumpFinding]:
     """The ranks that have not entered a collective: first those with a dump, then those without."""
@@ -190,14 +179,14 @@ def _absent(
     entry = present[waiting[0]][0]
     wait = f"{named_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
     findings = []
-    if absent := [rank for rank in awaited if rank in by_rank]:
+    if absent := [rank for rank in expected if rank in by_rank]:
         last = "; ".join(_last(by_rank[rank]) for rank in absent[:MOST_TOLD])
         findings.append(DumpFinding(
             kind="missing", group=called, seq=seq, ranks=tuple(absent),
             text=f"#{seq} of {called}: {named_ranks(absent)} never entered {entry.op}, in which "
                  f"{wait}; {last}",
         ))
-    if dead := [rank for rank in awaited if rank not in by_rank]:
+    if dead := [rank for rank in expected if rank not in by_rank]:
         findings.append(DumpFinding(
             kind="no dump", group=called, seq=seq, ranks=tuple(dead),
             text=f"#{seq} of {called}: no dump of {named_ranks(dead)}, for which {wait} in "
@@ -282,13 +271,13 @@ def _waits(
     by_rank: Mapping[int, Dump], calls: Mapping[str, Calls], members: Mapping[str, Sequence[int]]
 ) -> Iterator[Wait]:
     """The first collective of each rank that others have not entered."""
-    newest = {group: _newest(own) for group, own in calls.items()}
-    awaited = cache(lambda group, seq: _awaited(calls[group], members[group], seq, newest[group]))
+    last = {group: newest(own) for group, own in calls.items()}
+    expected = cache(lambda group, seq: awaited(calls[group], members[group], seq, last[group]))
     for rank, dump in sorted(by_rank.items()):
         for entry in sorted(dump.entries, key=lambda entry: entry.created_ns):
             if entry.completed:
                 continue
-            absent = awaited(entry.group, entry.seq)
+            absent = expected(entry.group, entry.seq)
             if absent:
                 yield Wait(
                     rank=rank, group=entry.group, seq=entry.seq, op=entry.op,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from zsim.analysis.flight_recorder.dump_file import DumpEntry
-from zsim.analysis.flight_recorder.finding import Calls, DumpFinding, at
+from zsim.analysis.flight_recorder.finding import Calls, DumpFinding, at, awaited, newest
 from zsim.ir.order.waits import named_ranks
 
 Orders = dict[str, dict[str, set[int]]]
@@ -48,7 +48,7 @@ def head(called: str, calls: Calls, members: Sequence[int]) -> Head | None:
     if not hanging:
         return None
     seq = min(hanging)
-    absent = frozenset(rank for rank in members if max(calls.get(rank, {0: []})) < seq)
+    absent = frozenset(awaited(calls, members, seq, newest(calls)))
     return Head(called=called, seq=seq, entries=inside[seq], absent=absent)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from zsim.analysis.flight_recorder.dump_file import PICKLE, Dump, DumpError, is_pickle, read
 from zsim.analysis.flight_recorder.explain import Explanation, explain
+from zsim.analysis.flight_recorder.one_job import require_one_job
 from zsim.cli import terminal
 from zsim.errors import ZsimError
 from zsim.io.units import counted
@@ -16,22 +17,17 @@ from zsim.ir.run import SCHEMA_VERSION
 
 def explained(options: argparse.Namespace) -> int:
     """`zsim explain`: 1 where something is found, 2 where dumps cannot be read, else 0."""
-    dumps: dict[int, Dump] = {}
+    dumps: list[Dump] = []
     unread: list[ZsimError] = []
     for path in _files(options.dumps):
         try:
-            dump = read(path)
-            if dump.rank in dumps:
-                raise DumpError(
-                    where=str(path), expected="one dump of each rank",
-                    found=f"another of rank {dump.rank}, {dumps[dump.rank].path}",
-                )
-            dumps[dump.rank] = dump
+            dumps.append(read(path))
         except DumpError as error:
             unread.append(error)
     if not dumps:
         raise unread[0]
-    told = explain(list(dumps.values()), unread=[str(error) for error in unread])
+    require_one_job(dumps)
+    told = explain(dumps, unread=[str(error) for error in unread])
     if options.json:
         terminal.write_json({"schema_version": SCHEMA_VERSION, **told.to_dict()})
     else:
@@ -40,7 +36,7 @@ def explained(options: argparse.Namespace) -> int:
 
 
 def _files(names: list[str]) -> list[Path]:
-    """The files named, and every .json in a folder that is named."""
+    """The files named, and every .json in a folder that is named, each once."""
     paths: list[Path] = []
     for name in names:
         path = Path(name)
@@ -53,7 +49,7 @@ def _files(names: list[str]) -> list[Path]:
                 remedy=PICKLE if pickles else "name the files",
             )
         paths += inside
-    return paths
+    return list({path.resolve(): path for path in paths}.values())
 
 
 def _is_pickle(path: Path) -> bool:
