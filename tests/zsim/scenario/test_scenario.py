@@ -165,12 +165,14 @@ def test_all_problems_are_listed_at_once():
         changed("steps = 4", "stepps = 4")
         .replace("micro_batch", "micro_batsh")
         .replace("dp_shard", "dp_shrad")
+        .replace("gpt-tiny", "gpt-tinny")
     )
     assert problems(text) == (
         "x.toml: stepps: unknown key, did you mean steps?",
         "x.toml: batch.micro_batch: expected a value, found nothing",
         "x.toml: batch.micro_batsh: unknown key, did you mean micro_batch?",
         "x.toml: strategy.dp_shrad: unknown key, did you mean dp_shard?",
+        'x.toml: model.preset: unknown model "gpt-tinny", did you mean gpt-tiny?',
     )
 
 

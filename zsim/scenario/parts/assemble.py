@@ -31,7 +31,7 @@ from zsim.scenario.keys.checkpoint_table import checkpoint_of
 from zsim.scenario.parts import frozen
 from zsim.scenario.parts.cluster_table import made_cluster
 from zsim.scenario.parts.fault_plan import made_faults, with_links
-from zsim.scenario.parts.model_table import made_model
+from zsim.scenario.parts.model_table import made_model, named
 from zsim.strategies import STRATEGIES, wrapped
 
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -85,7 +85,7 @@ def assemble(
         execution=attempt(_execution, tables["execution"]),
         checkpoint=attempt(checkpoint_of, tables["checkpoint"]),
     )
-    table = tables["model"]
+    table = attempt(named, tables["model"])
     model = attempt(partial(made_model, folder=folder), table, parts.batch)
     model = attempt(partial(_wrapped, parts.strategy), model, parts.wrapping)
     model = attempt(_trained_part, model, table, tables["frozen"])

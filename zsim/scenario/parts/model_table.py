@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.io import limits
-from zsim.models.families import FAMILIES, build, load_preset
+from zsim.models.families import FAMILIES, build, load_preset, preset
 from zsim.models.families.size_checks import fit_problems
 from zsim.models.repeats import Uses, with_uses
 from zsim.models.spec import ModelSpec
@@ -16,9 +16,9 @@ from zsim.scenario.keys.schema import ModelTable, sizes_table
 from zsim.scenario.keys.table_checks import did_you_mean, validated
 
 
-def made_model(table: ModelTable, batch: Batch, folder: Path | None) -> ModelSpec:
-    """The model that `table` names, relative to the scenario's `folder`; ScenarioError, with the
-    key, where there is none."""
+def named(table: ModelTable) -> ModelTable:
+    """The table, where it names one model whose preset or family is there; ScenarioError, with the
+    key, else. No other table is needed to tell."""
     sources = [
         key
         for key in ("preset", "family", "huggingface", "traced")
@@ -35,6 +35,17 @@ def made_model(table: ModelTable, batch: Batch, folder: Path | None) -> ModelSpe
     if table.preset is None and of_presets:
         keys = ", ".join(f"model.{key}" for key in of_presets)
         raise ScenarioError((f"{keys}: expected only with model.preset, found {sources[0]}",))
+    if table.preset is not None:
+        preset(table.preset)
+    name = table.family
+    if name is not None and name not in FAMILIES:
+        raise ScenarioError((f"model.family: unknown family "
+                             f"{shown(name)}{did_you_mean(name, list(FAMILIES))}",))
+    return table
+
+
+def made_model(table: ModelTable, batch: Batch, folder: Path | None) -> ModelSpec:
+    """The model of a table (see `named`), whose files are relative to the scenario's `folder`."""
     length = batch.sequence_length
     if table.preset is not None:
         spec = load_preset(
@@ -86,9 +97,6 @@ def _traced(path: str, folder: Path | None, batch: Batch) -> ModelSpec:
 
 def _from_sizes(table: ModelTable, length: int) -> ModelSpec:
     name = str(table.family)
-    if name not in FAMILIES:
-        raise ScenarioError((f"model.family: unknown family "
-                             f"{shown(name)}{did_you_mean(name, list(FAMILIES))}",))
     problems: list[str] = []
     checked = validated(sizes_table(name), table.sizes, prefix="model.sizes", problems=problems)
     if checked is None:
