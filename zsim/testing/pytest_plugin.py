@@ -41,6 +41,8 @@ SETTINGS = pytest.StashKey["SessionOptions"]()
 NAMED = pytest.StashKey[list[str]]()
 LEFT_OUT = pytest.StashKey[list[str]]()
 """Lines on files that are no tests although their folder was named."""
+LEFT_OUT_BY_WORKERS = pytest.StashKey[dict[str, None]]()
+"""The same of xdist's workers, each line once."""
 MISTAKES = pytest.StashKey[dict[str, str]]()
 """Mistakes in markers of the session, by the name of the test without its parameters."""
 
@@ -141,6 +143,27 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     """Lines on files that are no tests, below the number of those that are."""
     return config.stash.get(LEFT_OUT, [])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell xdist's controller, which collects nothing, of the files that are no tests."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["zero_left_out"] = session.config.stash.get(LEFT_OUT, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Keep what a worker tells."""
+    lines = getattr(node, "workeroutput", {}).get("zero_left_out", ())
+    node.config.stash.setdefault(LEFT_OUT_BY_WORKERS, {}).update(dict.fromkeys(lines))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print what the workers have told."""
+    for line in config.stash.get(LEFT_OUT_BY_WORKERS, {}):
+        terminalreporter.write_line(line)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -77,6 +77,7 @@ def test_xdist_changes_nothing(sessions):
     for name in ("zero3-mlp-4", "ddp-mlp-2", "fsdp2-gpt-4"):
         sessions.scenario(name)
     sessions.tests(TEST)
+    (sessions.path / "scenarios" / "ruff.toml").write_text("")
     zsim.simulate(zsim.load(sessions.path / "scenarios/ddp-mlp-2.toml")).save(
         sessions.path / "before.json"
     )
@@ -89,6 +90,7 @@ def test_xdist_changes_nothing(sessions):
         )
         result.assert_outcomes(passed=3, failed=2)
         result.stdout.fnmatch_lines(["1 unchanged", "no saved Run of fsdp2-gpt-4, zero3-mlp-4, *"])
+        assert result.stdout.str().count("scenarios/ruff.toml: expected two of the tables") == 1
         reports[name] = outcomes(report), files(sessions.path / name)
     assert reports["one"] == reports["two"]
     assert len(reports["one"][1]) == 3 * 3 + 2 * 5
