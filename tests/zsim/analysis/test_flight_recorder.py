@@ -382,14 +382,13 @@ def test_dumps_of_two_jobs_are_refused_by_their_ranks(
         assert main(["explain", *files]) == 2
         return capsys.readouterr().err.replace(f"{tmp_path}/", "")
 
-    one = "expected dumps of one job, one of each rank, found"
+    expected = "expected dumps of one job, one of each rank, found"
     remedy = "explain each job by itself"
-    assert f"b_rank_0.json: {one} two of rank 0, as a_rank_0.json and this; {remedy}" in told(
+    assert f"b_rank_0.json: {expected} two of rank 0, as a_rank_0.json and this; {remedy}" in told(
         "a_rank_0", "a_rank_1", "b_rank_0"
     )
-    assert f"c_rank_2.json: {one} jobs of 3 and of 4 ranks, as a_rank_1.json and this; " in told(
-        "a_rank_0", "a_rank_1", "c_rank_2"
-    )
+    jobs = "jobs of 3 and of 4 ranks, as a_rank_1.json and this"
+    assert f"c_rank_2.json: {expected} {jobs}; {remedy}" in told("a_rank_0", "a_rank_1", "c_rank_2")
     same = str(tmp_path / "a_rank_0.json")
     assert main(["explain", same, same, str(tmp_path / "a_rank_1.json")]) == 0
 

@@ -65,7 +65,7 @@ def test_a_file_that_does_not_parse_is_one_failing_test_and_the_others_run(sessi
     with pytest.raises(Exception, match="speed: unknown key") as caught:
         load(bad)
     problems = str(caught.value).replace(f"{bad}: ", "scenarios/bad.toml: ").splitlines()
-    assert len(problems) == 4
+    assert len(problems) == 5
     assert [line for line in problems if line not in result.stdout.lines] == []
     assert "Traceback" not in result.stdout.str()
 
