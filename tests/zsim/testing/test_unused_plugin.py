@@ -43,13 +43,13 @@ def test_a_failing_comparison_of_the_users_own_loads_nothing_either(tmp_path):
 def test_a_file_that_was_not_asked_for_loads_only_the_look_at_it(tmp_path):
     (tmp_path / "test_user.py").write_text("def test_a(): pass\n")
     (tmp_path / "config.toml").write_text("model = 3\nbatch = 4\n")
-    assert loaded(tmp_path) == sorted([*OWN, "zsim.testing.plugin.scenario_items"])
+    assert loaded(tmp_path) == sorted([*OWN, "zsim.testing.plugin", "zsim.testing.plugin.scenario_items"])
 
 
 def test_its_options_and_its_marker_are_told(sessions):
     help_text = sessions.run("--help").stdout.str()
     names = ("backend", "require-backend", "update-golden", "compare", "fail-if", "artifacts",
-             "timeout", "seed")
+             "timeout", "seed", "world-size")
     assert [name for name in names if f"--zero-{name}" not in help_text] == []
     inis = [f"zero_{name.replace('-', '_')}" for name in names if name != "update-golden"]
     assert [name for name in inis if f"  {name} (" not in help_text] == []
