@@ -43,7 +43,8 @@ def test_a_failing_comparison_of_the_users_own_loads_nothing_either(tmp_path):
 def test_a_file_that_was_not_asked_for_loads_only_the_look_at_it(tmp_path):
     (tmp_path / "test_user.py").write_text("def test_a(): pass\n")
     (tmp_path / "config.toml").write_text("model = 3\nbatch = 4\n")
-    assert loaded(tmp_path) == sorted([*OWN, "zsim.testing.plugin", "zsim.testing.plugin.scenario_items"])
+    looked = ["zsim.testing.plugin", "zsim.testing.plugin.scenario_items"]
+    assert loaded(tmp_path) == sorted([*OWN, *looked])
 
 
 def test_its_options_and_its_marker_are_told(sessions):
