@@ -17,6 +17,7 @@ from tests.support.cases.sampling import one_in
 from tests.zreal.agreement.test_event_order import of_program, of_torch
 from tests.zreal.tracing.test_tracing_against_torch import traced_events
 from zreal import backends, torch_private
+from zreal.backends import requirements
 from zreal.modules import modules
 from zreal.modules.numerics import batches
 from zreal.tracing.trace import trace
@@ -264,7 +265,7 @@ def test_a_backend_without_transformers_says_how_to_get_it(
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(backends, "version", missing)
+    monkeypatch.setattr(requirements, "version", missing)
     with pytest.raises(BackendUnavailableError) as caught:
         backends.FakeBackend().run(
             scenario(tmp_path, "llama", 'name = "fsdp2"'), options=RunOptions()
