@@ -55,6 +55,11 @@ RECOMPUTED: tuple[Tables, ...] = (
     {}, {"activation_checkpointing": {"mode": "full"}},
     {"activation_checkpointing": {"mode": "full", "every": 2}},
 )
+CONFIGS = {
+    "llama": ["model.embed_tokens.*"], "qwen2": ["*.q_proj.*", "*.down_proj.weight"],
+    "gemma": ["*norm*"], "gpt2": ["*.ln_1.*"],
+}
+"""Models of transformers, whose config.json are in deepspeed_models, and what some freeze."""
 FROZEN: dict[str, tuple[list[str], ...]] = {
     "mlp": ([], ["*.bias"], ["blocks.0.*"], ["*.weight"]),
     "gpt": ([], ["*.bias"], ["wte.*", "wpe.*"], ["wte.*", "wpe.*", "blocks.0.*"], ["*.weight"]),
@@ -128,6 +133,17 @@ def draw_sharded(seed: int) -> Tables:
         "precision": one_of(PRECISIONS), "optimizer": one_of(OPTIMIZERS),
         **one_of(offloads({}, ON_HOST, ALL_ON_HOST)), **one_of(RECOMPUTED),
         **one_of([{"frozen": each} if each else {} for each in FROZEN[model["family"]]]),
+    }
+
+
+def draw_transformers(seed: int) -> Tables:
+    """A random scenario of stage 3 with a model of transformers; its path is one from the root."""
+    drawn, one_of = draw_sharded(seed), random.Random(seed).choice
+    drawn.pop("frozen", None)
+    config = one_of(tuple(CONFIGS))
+    return drawn | one_of(({}, {"frozen": CONFIGS[config]})) | {
+        "model": {"huggingface": f"tests/measured/deepspeed_models/{config}.json"},
+        "batch": drawn["batch"] | {"sequence_length": 4},
     }
 
 
@@ -233,11 +249,15 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--draws", type=int, default=150)
     parser.add_argument("--sharded-draws", type=int, default=60)
+    parser.add_argument("--transformers-draws", type=int, default=20)
     parser.add_argument("--only-sharded", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("tests/measured/deepspeed.json"))
     parser.add_argument("--timeout", type=float, default=3600.0)
     asked = parser.parse_args()
-    sharded = [*sharded_grid(), *map(draw_sharded, seeds(asked.sharded_draws))]
+    sharded = [
+        *sharded_grid(), *map(draw_sharded, seeds(asked.sharded_draws)),
+        *map(draw_transformers, seeds(asked.transformers_draws)),
+    ]
     tables = [*([] if asked.only_sharded else [*grid(), *map(draw, seeds(asked.draws))]), *sharded]
     record = {
         "command": "python -m tests.measured.deepspeed", "date": time.strftime("%Y-%m-%d"),

@@ -6,16 +6,20 @@ each is a unit: the root's stand apart, a block's are nested in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 
-from zsim.models.operators import ONE_NODE, Operator
+from zsim.models.operators import ONE_NODE, Operator, OperatorKind
 from zsim.models.spec import ROOT, ModelSpec, Module, ParamGroup
 from zsim.models.wrapping import TRACED, joined, parts_of_root, split_block
 
 TRANSFORMERS = "transformers"
 """The family of models whose modules are those of transformers."""
+WITHOUT_PARAMETERS: tuple[OperatorKind, ...] = (
+    "silu", "gelu", "gelu_new", "dropout", "rotary_tables"
+)
+"""Operators that transformers has modules of, though they own nothing."""
 
 
 def by_module(model: ModelSpec) -> ModelSpec:
@@ -24,23 +28,43 @@ def by_module(model: ModelSpec) -> ModelSpec:
     A tied weight belongs to the first module that reads it. Others read it too, and are modules
     without a unit.
     """
-    if model.family in (TRACED, TRANSFORMERS):
+    if model.family == TRACED:
         return model
-    modules = tuple(part for module in joined(model.modules) for part in _called(module))
+    others = WITHOUT_PARAMETERS if model.family == TRANSFORMERS else ()
+    cut = [(module, tuple(_called(module, others))) for module in joined(model.modules)]
+    names = {
+        f"{module.fqn}:{op.output}": f"{part.fqn}:{op.output}"
+        for module, parts in cut if module.unit == ROOT for part in parts for op in part.operators
+    }
+    modules = tuple(_renamed(part, names) for _, parts in cut for part in parts)
     owned = [(m.path, [fqn for op in m.operators for fqn in (op.weight, op.bias)]) for m in modules]
     return replace(model, modules=modules, units=_units(model, owned))
 
 
 def by_block(model: ModelSpec) -> ModelSpec:
     """A model `by_module` with a unit for each block again, and one for the rest."""
-    if model.family in (TRACED, TRANSFORMERS):
+    if model.family == TRACED:
         return model
     whole = [_linears(module, implementation="") for module in joined(model.modules)]
     stretches = groupby(whole, key=lambda m: m.apart or m.unit == ROOT)
     modules: list[Module] = []
+    names = dict[str, str]()
     for is_roots, members in stretches:
-        modules += [_roots(tuple(members), is_first=not modules)] if is_roots else members
-    blocks = [(m.path, model.parameters_of(m.path)) for m in modules if m.unit != ROOT]
+        parts = list(members)
+        if is_roots:
+            root = _roots(tuple(parts), is_first=not modules)
+            names |= {
+                f"{part.fqn}:{op.output}": f"{root.fqn}:{op.output}"
+                for part in parts for op in part.operators
+            }
+            parts = [root]
+        modules += parts
+    modules = [_renamed(module, names) for module in modules]
+    places = {fqn: index for index, fqn in enumerate(model.registered)}
+    blocks = [
+        (m.path, sorted(model.parameters_of(m.path), key=lambda fqn: places.get(fqn, 0)))
+        for m in modules if m.unit != ROOT
+    ]
     return replace(model, modules=tuple(modules), units=_units(model, blocks))
 
 
@@ -62,21 +86,81 @@ def _roots(parts: tuple[Module, ...], *, is_first: bool) -> Module:
     operators: list[Operator] = []
     for part in parts:
         for op in part.operators:
-            before = operators[-1].output if operators else "x"
-            inputs = tuple(before if value == "x" else value for value in op.inputs)
-            operators.append(replace(op, inputs=inputs))
+            is_given = bool(operators) and op is part.operators[0]
+            names = {"x": operators[-1].output} if is_given else {}
+            inputs, drops = (
+                tuple(names.get(value, value) for value in each) for each in (op.inputs, op.drops)
+            )
+            operators.append(replace(op, inputs=inputs, drops=drops))
     return Module(fqn="embed" if is_first else "head", unit=ROOT, operators=tuple(operators))
 
 
-def _called(module: Module) -> Iterator[Module]:
+def containers(model: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """The modules around each module of a model `by_module`, outermost first: its block, and with
+    transformers those that are called too."""
+    if model.family != TRANSFORMERS:
+        return {m.fqn: (m.within,) if m.within else () for m in model.modules}
+    lists = {m.within.rpartition(".")[0] for m in model.modules if m.within}
+    called = {m.path for m in model.modules if m.apart or m.inside}
+    around = {outer for path in called for outer in _outer(path)} - lists
+    return {
+        m.fqn: tuple(each for each in (*_outer(name), name) if each in around)
+        for m in model.modules
+        for name in ((m.operators[0].name if m.operators else m.path),)
+    }
+
+
+def calls_nothing(model: ModelSpec) -> bool:
+    """True where transformers calls dropouts of 0, which are no operators here."""
+    names = {op.name.rpartition(".")[2] for module in model.modules for op in module.operators}
+    dropouts = {
+        "gpt2": {"drop", "resid_dropout", "dropout"},
+        "phi3": {"resid_attn_dropout", "resid_mlp_dropout"},
+    }
+    return model.family == TRANSFORMERS and not names >= dropouts.get(model.name, set())
+
+
+def called_inside(model: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """The `containers` of each module in a block, without the block and what is around it."""
+    around = containers(model)
+    return {
+        m.path: around[m.fqn][around[m.fqn].index(m.within) + 1 :]
+        for m in model.modules if m.inside
+    }
+
+
+def _outer(path: str) -> Iterator[str]:
+    """The paths of all modules around `path`, outermost first."""
+    yield from (path[:index] for index, letter in enumerate(path) if letter == ".")
+
+
+def _renamed(module: Module, names: Mapping[str, str]) -> Module:
+    """`module` with the new `names` of other modules' values, and of what belongs to them."""
+
+    def new(value: str) -> str:
+        maker, colon, name = value.partition(":")
+        whole, dot, part = name.partition(".")
+        renamed = names.get(maker + colon + whole, maker + colon + whole)
+        return renamed.removeprefix(f"{module.fqn}:") + dot + part
+
+    return replace(module, operators=tuple(
+        replace(op, reads=tuple(map(new, op.reads)), drops=tuple(map(new, op.drops)))
+        for op in module.operators
+    ))
+
+
+def _called(module: Module, others: Collection[OperatorKind]) -> Iterator[Module]:
     """A block in parts, or the root's own operators one by one."""
     module = _linears(module, implementation=ONE_NODE)
     if module.apart:
         yield module
     elif module.unit == ROOT:
-        yield from parts_of_root(module)
+        yield from parts_of_root(module, others=others)
     else:
-        owners = [op.name.removeprefix(f"{module.path}.") for op in module.operators if op.weight]
+        owners = [
+            op.name.removeprefix(f"{module.path}.") for op in module.operators
+            if op.weight or op.kind in others
+        ]
         yield from split_block(module, tuple(owners))
 
 

@@ -6,7 +6,7 @@ units too. It knows no strategy: ZeRO's flat buffers are made of units as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal
@@ -191,19 +191,30 @@ def _modules(modules: tuple[Module, ...], asked: Wrapping) -> tuple[Module, ...]
     )
 
 
-def parts_of_root(module: Module) -> Iterator[Module]:
-    """One of the root's modules as one module per operator: those with parameters by themselves,
-    the others still the root's."""
-    before = ""
+def parts_of_root(module: Module, *, others: Collection[str] = ()) -> Iterator[Module]:
+    """One of the root's modules as one module per operator. Operators with parameters, and those of
+    the kinds `others`, stand by themselves, the rest is still the root's. One that is part of the
+    module before stays with it."""
+    before, makers, part = "", dict[str, str](), Module(fqn="", unit=ROOT, operators=())
     for operator in module.operators:
-        inputs = tuple("x" if value == before else value for value in operator.inputs)
-        before, apart = operator.output, bool(operator.weight)
-        yield Module(
-            fqn=operator.name,
-            unit=operator.name if apart else ROOT,
-            operators=(replace(operator, inputs=inputs),),
-            apart=apart,
-        )
+        if part.fqn and operator.name.startswith(f"{part.fqn}."):
+            part = replace(part, operators=(*part.operators, operator))
+        else:
+            yield from [part] if part.fqn else []
+            inputs = tuple("x" if value == before else value for value in operator.inputs)
+            drops = tuple(
+                "x" if value == before else makers.get(value, value) for value in operator.drops
+            )
+            apart = bool(operator.weight) or operator.kind in others
+            part = Module(
+                fqn=operator.name,
+                unit=operator.name if apart else ROOT,
+                operators=(replace(operator, inputs=inputs, drops=drops),),
+                apart=apart,
+            )
+        before = operator.output
+        makers[before] = f"{part.fqn}:{before}"
+    yield part
 
 
 def _groups(modules: tuple[Module, ...], asked: Wrapping) -> Iterator[tuple[Module, ...]]:

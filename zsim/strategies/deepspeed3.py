@@ -25,6 +25,7 @@ from zsim.autograd.lowering.lowered import InnerCall
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program, RankProgram
 from zsim.ir.sharding import shard_size
+from zsim.models.called_modules import called_inside
 from zsim.models.spec import ModelSpec
 from zsim.strategies.building.step_builder import StepBuilder, rank_program
 from zsim.strategies.building.training import Training
@@ -85,9 +86,15 @@ def forward_backward(
     """Every micro-batch: a module fetches before it computes and releases after, twice; a module
     that is recomputed does so as in forward."""
 
+    inside, around = list[str](), called_inside(step.training.model)
+
     def again(call: InnerCall) -> None:
         if not call.returns:
-            coordinator.fetch(call.unit, again=True)
+            entered = [*around[call.unit], call.unit]
+            for module in entered:
+                if module not in inside:
+                    coordinator.fetch(module, again=True)
+            inside[:] = entered
         else:
             step.hold(call.unit)
             coordinator.release(call.unit)
@@ -117,6 +124,7 @@ def forward_backward(
                         coordinator.release(module, backward=True)
                     step.pass_on(call)
                 case _:
+                    inside.clear()
                     step.backward(call, reduces=True, again=again)
         step.end_backward()
         coordinator.release_leftovers()

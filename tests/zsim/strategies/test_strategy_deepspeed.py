@@ -1,12 +1,15 @@
 """DeepSpeed's three stages: closed forms of their bytes, the order of buckets and gathers,
 refusals."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.folders import ROOT
 from zsim.analysis.alternatives import moved
 from zsim.errors import ScenarioError
 from zsim.ir.buffers import Buffer
@@ -259,6 +262,8 @@ def test_without_gathering_ahead_each_module_is_gathered_in_both_passes() -> Non
 
 MLP = {"family": "mlp", "sizes": {"dims": [5, 7, 6], "hidden": 9, "num_classes": 3}}
 UNTIED = GPT | {"sizes": GPT["sizes"] | {"tied": False}}
+CONFIGS = ROOT / "tests/measured/deepspeed_models"
+HUB = tuple({"huggingface": str(file)} for file in sorted(CONFIGS.iterdir()))
 
 
 @pytest.mark.parametrize("layers", [2, 80])
@@ -294,7 +299,7 @@ def test_gathers_of_small_modules_take_their_latency_each() -> None:
     assert latency <= (times[10] - times[2]) / (8 * 18) <= 4 * latency
 
 
-@pytest.mark.parametrize("model", [GPT, UNTIED, MLP])
+@pytest.mark.parametrize("model", [GPT, UNTIED, MLP, *HUB])
 def test_a_model_by_module_is_again_the_one_by_block(model: dict[str, Any]) -> None:
     blocks, called = (
         Scenario(
@@ -526,3 +531,13 @@ def test_what_stage_3_has_not_is_refused_by_name(changed: dict[str, Any], told: 
     with pytest.raises(ScenarioError) as error:
         scenario(strategy=strategy, **changed)
     assert told in str(error.value)
+
+
+def test_dropouts_of_0_are_modules_of_transformers_and_are_refused(tmp_path: Path) -> None:
+    config = json.loads((CONFIGS / "gpt2.json").read_text()) | {"embd_pdrop": 0.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(ScenarioError, match="expected no dropout of 0 with deepspeed3"):
+        scenario(
+            strategy={"name": "deepspeed3"}, model={"huggingface": str(tmp_path / "config.json")}
+        )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from zsim.autograd.traced.model import TracedModel
 from zsim.ir.mesh import Mesh
+from zsim.models.called_modules import calls_nothing
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.repeats import repeats
 from zsim.models.spec import ModelSpec
@@ -145,8 +146,13 @@ def shard_model_problems(
     checkpointing: Checkpointing = NO_CHECKPOINTING,
 ) -> Iterator[str]:
     """Refusals of `model` at stage 3, one line each, the scenario's key first."""
-    if isinstance(model, TracedModel) or model.family == "transformers":
+    if isinstance(model, TracedModel):
         yield "model: expected a preset or a family with deepspeed3, whose trace follows its units"
+    if calls_nothing(model):
+        yield (
+            "model.huggingface: expected no dropout of 0 with deepspeed3, found one of "
+            f"{model.name}, whose module is called and does nothing; this is not modelled"
+        )
     uneven = [p for p in model.parameters if p.numel % ALIGNMENT]
     if options.zero_quantized_weights and uneven:
         yield (

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from zsim.autograd.lowering.lowered import LoweredModule, storage_events
 from zsim.ir.ops import MemoryEvent
+from zsim.models.called_modules import containers
 from zsim.models.spec import ROOT, Module
 from zsim.strategies.building.training import Training
 
@@ -49,21 +50,38 @@ def module_calls(training: Training) -> tuple[ModuleCall, ...]:
 
 def _calls(training: Training) -> Iterator[ModuleCall]:
     pairs = list(zip(training.model.modules, training.modules, strict=True))
-    differentiates = {module.whole: lowered.differentiates for module, lowered in pairs}
-    for index, (module, lowered) in enumerate(pairs):
-        is_block = module.fqn == module.within
-        follows = pairs[index + 1][0] if index + 1 < len(pairs) else None
-        if is_block or _is_called(module):
-            adds = () if is_block else tuple(storage_events(lowered.events_after_hook))
-            yield Called(
-                module.path, lowered.input_needs_gradient,
-                differentiates[module.whole] if is_block else lowered.differentiates, adds,
-            )
+    around = containers(training.model)
+    outputs = {
+        outer: lowered.differentiates for module, lowered in pairs for outer in around[module.fqn]
+    }
+    stack = tuple[str, ...]()
+    for module, lowered in pairs:
+        yield from (Returned(each, outputs[each]) for each in _left(stack, around[module.fqn]))
+        for each in _left(around[module.fqn], stack)[::-1]:
+            yield Called(each, lowered.input_needs_gradient, outputs[each])
+        stack = around[module.fqn]
+        if _is_called(module):
+            yield _call(module, lowered)
         yield lowered
         if _is_called(module):
-            yield Returned(module.path, lowered.differentiates)
-        if module.within and (follows is None or follows.within != module.within):
-            yield Returned(module.within, lowered.differentiates)
+            yield Returned(module.path, _call(module, lowered).differentiates)
+    yield from (Returned(each, outputs[each]) for each in stack[::-1])
+
+
+def _left(before: tuple[str, ...], after: tuple[str, ...]) -> tuple[str, ...]:
+    """The modules around something that are not around the next thing, innermost first."""
+    return tuple(each for each in before[::-1] if each not in after)
+
+
+def _call(module: Module, lowered: LoweredModule) -> Called:
+    """The call of a module. Tables of rotary positions are constants, and places of tokens are
+    integers."""
+    kind = module.operators[0].kind
+    return Called(
+        module.path, lowered.input_needs_gradient and kind != "position_embedding",
+        lowered.differentiates and kind != "rotary_tables",
+        tuple(storage_events(lowered.events_after_hook)),
+    )
 
 
 def _is_called(module: Module) -> bool:

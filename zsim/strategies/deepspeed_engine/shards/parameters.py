@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from zsim.ir.sharding import padded_size, shard, shard_size
+from zsim.models.called_modules import containers
 from zsim.models.spec import ROOT, Parameter
 from zsim.strategies.building.parameters import named_parameters, used_parameters
 from zsim.strategies.deepspeed_engine.layout import EngineLayout
@@ -46,7 +47,8 @@ class ShardedParameters(EngineLayout):
         for module in self.training.model.modules:
             read = [known[fqn] for fqn in used_parameters(module)]
             own[module.path] = tuple(sorted(read, key=self.turn))
-            own.setdefault(module.within or ROOT, ())
+        for around in containers(self.training.model).values():
+            own |= dict.fromkeys(around, ())
         return own
 
     @cached_property

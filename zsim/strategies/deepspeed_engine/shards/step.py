@@ -105,15 +105,23 @@ class ShardedStep(GatheringStep):
 
     def hold(self, module: str) -> None:
         """`module` returns from its recomputation, which keeps detached parameters for backward:
-        the memory that they have now. It keeps frozen ones as they are. A norm in steps whose input
-        needs no gradient saves that input alone."""
-        lowered = next(each for each in self.training.modules if each.fqn == module)
-        steps = any(kernel.operator == NORM_STEP for kernel in lowered.forward.kernels)
-        saves = lowered.input_needs_gradient or not steps
+        the memory that they have now. It keeps frozen ones as they are."""
+        saved = self._saved(module)
         self._recomputed[module] = [
-            self._whole[p.fqn] for p in self.sharded.own[module] if p.requires_grad and saves
+            self._whole[p.fqn] for p in self.sharded.own[module]
+            if p.requires_grad and p.fqn in saved
         ]
         self._held.update(self._recomputed[module])
+
+    def _saved(self, module: str) -> tuple[str, ...]:
+        """The parameters that autograd saves for the backward of a module. A norm in steps whose
+        input needs no gradient saves that input alone."""
+        index = next(i for i, each in enumerate(self.training.modules) if each.fqn == module)
+        lowered, op = self.training.modules[index], self.training.model.modules[index].operators[0]
+        steps = any(kernel.operator == NORM_STEP for kernel in lowered.forward.kernels)
+        if op.kind == "shifted_norm" or (steps and not lowered.input_needs_gradient):
+            return ()
+        return (op.weight,) if op.kind == "conv1d" else (op.weight, op.bias)
 
     def _tape(self, module: LoweredModule) -> Iterator[TapeEvent]:
         """The backward of `module`; what its recomputation holds goes when its node has made
