@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.equal_micro_batches import FEWEST, fourth_micro_batch
 from zsim.ir.program import RankProgram
-from zsim.memory.allocator.full_device import with_calls
+from zsim.memory.allocator.full_device import with_calls, without_calls
 from zsim.memory.equal_micro_batches import micro_batches
 from zsim.memory.fits import MemoryVerdict, Standing, assess_program, least_needed, standings
 from zsim.memory.inputs_and_buffers import belongings
@@ -64,9 +64,15 @@ class Drafted:
         fourth, fifth = micro_batches(rank, "steady")[3:]
         return sum(times) + self.more * sum(times[fourth:fifth])
 
-    def figures(self, *, timed: bool = True) -> Figures | None:
+    def step_time(self, verdict: MemoryVerdict | None = None) -> StepTime | None:
+        """The time of a step, on a device with room or as the `verdict` on it has it; None where
+        micro-batches do not take the same times."""
+        case = without_calls(self.case) if verdict is None else with_calls(self.case, verdict)
+        return step_time_of_more(case, times=self.more) if self.more else step_time(case)
+
+    def figures(self, *, timed: bool = True, step: StepTime | None = None) -> Figures | None:
         """The memory that a rank needs, and the step time where `timed` or where that has room;
-        None where micro-batches do not repeat after all."""
+        None where micro-batches do not repeat after all. `step`: its time on a device with room."""
         scenario = self.scenario
         verdict = assess_program(
             self.case.program, scenario.cluster,
@@ -77,9 +83,9 @@ class Drafted:
             return None
         if not timed and verdict.verdict == "OOM":
             return verdict, None
-        case = with_calls(self.case, verdict)
-        took = step_time_of_more(case, times=self.more) if self.more else step_time(case)
-        return None if took is None else (verdict, took)
+        if step is None or verdict.verdict != "FITS":
+            step = self.step_time(verdict)
+        return None if step is None else (verdict, step)
 
 
 def figures(scenario: Scenario, *, timed: bool = True) -> Figures:

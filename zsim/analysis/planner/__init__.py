@@ -140,11 +140,14 @@ def _tried(case: PlanCase, *, options: Sequence[Option]) -> Option | Refused:
     drafted = few or assessed.drafted(planned(scenario))
     floor = drafted.floor
     if reason := _no_better(case, floor.nbytes, floor.ns, options):
-        return Refused(case.name, reason)
+        return Refused(case.name, f"kernels alone take {reason}")
     there = device_capacity(scenario.cluster)
     if floor.low > there.high:
         return Refused(case.name, _without_room(floor.nbytes, there.nbytes))
-    memory, step = drafted.figures(timed=False) or assessed.of_planned(
+    with_room = drafted.step_time()
+    if with_room and (reason := _no_better(case, floor.nbytes, with_room.ns, options)):
+        return Refused(case.name, f"takes {reason}")
+    memory, step = drafted.figures(timed=False, step=with_room) or assessed.of_planned(
         planned(scenario), timed=False
     )
     if step is None:
@@ -176,7 +179,8 @@ def _ruled_out(
                 and not _beyond(option, request)
             ):
                 return f"more GPUs than {option.name}, which fits"
-    return _no_better(case, least.nbytes, least.ns, options)
+    reason = _no_better(case, least.nbytes, least.ns, options)
+    return f"kernels alone take {reason}" if reason else ""
 
 
 def _no_better(case: PlanCase, nbytes: int, ns: int, options: Sequence[Option]) -> str:
@@ -187,9 +191,7 @@ def _no_better(case: PlanCase, nbytes: int, ns: int, options: Sequence[Option]) 
         if option.memory.verdict == "FITS" and option.gpus <= case.gpus
         and option.memory.needed.nbytes <= nbytes and MUCH_FASTER * option.step_time_ns < ns
     ), None)
-    return "" if better is None else (
-        f"kernels alone take {format_time(ns)}, and {better.name} less in all"
-    )
+    return "" if better is None else f"{format_time(ns)}, and {better.name} less in all"
 
 
 def _taken(options: Sequence[Option], request: Request) -> Option | None:

@@ -192,6 +192,7 @@ def _kind(reason: str) -> str:
         "no better": "no better than another in GPUs, memory or time", "TIGHT": "TIGHT",
         "more GPUs than": "need more GPUs than what fits",
         "kernels alone": "slower by kernels alone than another is",
+        "takes": "slower than another that needs no more",
     }
     head = next((text for begin, text in heads.items() if reason.startswith(begin)), "")
     if head or "sequences are no multiple" in reason:
