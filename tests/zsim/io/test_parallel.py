@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -37,11 +38,24 @@ def test_results_come_in_the_order_of_the_cases_from_other_processes() -> None:
     assert os.getpid() not in others
 
 
+@pytest.mark.parametrize("worth_s", [-1.0, float("inf")])
 @pytest.mark.usefixtures("two_cores")
-def test_cases_that_are_known_to_take_long_are_all_done_by_others() -> None:
-    results = parallel.mapped(_squared, range(4), each_s=1.0)
-    assert [square for square, _ in results] == [0, 1, 4, 9]
-    assert os.getpid() not in {process for _, process in results}
+def test_a_case_is_taken_when_the_result_so_many_ahead_has_been_used(
+    worth_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same cases, on one core or on two."""
+    monkeypatch.setattr(parallel, "WORTH_S", worth_s)
+    squares = list[int]()
+
+    def cases() -> Iterator[int]:
+        for number in range(9):
+            assert squares == [other**2 for other in range(number - 2)]
+            yield number
+
+    for square, process in parallel.in_turn(_squared, cases(), ahead=3):
+        squares.append(square)
+        assert (process == os.getpid()) == (worth_s > 0)
+    assert squares == [number**2 for number in range(9)]
 
 
 def test_little_work_forks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,33 +6,24 @@ What is left is an exact Pareto front of GPUs, bytes and time, from which the go
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from time import perf_counter
 from typing import Any, Literal
 
-from zsim.analysis.fit import assessed
 from zsim.analysis.fit.fit import MUCH_FASTER
-from zsim.analysis.planner.bounds import Bounds, bounds_of
 from zsim.analysis.planner.option import Option, dominates
+from zsim.analysis.planner.search import searched
 from zsim.analysis.planner.space import UP_TO, PlanCase, Refused, cases, space_of
 from zsim.analysis.planner.table import Plan, Request
 from zsim.errors import ArgumentError, shown
 from zsim.io.arguments import described
-from zsim.io.system.parallel import mapped
-from zsim.io.units import format_bytes, format_time
-from zsim.memory.fits import device_capacity
 from zsim.runs import fault_support
-from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 
 __all__ = ["Option", "Plan", "plan_for"]
 
 Goal = Literal["fastest", "cheapest", "smallest"]
 GOALS: tuple[Goal, ...] = ("fastest", "cheapest", "smallest")
-AT_ONCE = 8
-"""Candidates that are simulated between two looks at what they rule out."""
 
 
 def plan_for(
@@ -59,14 +50,13 @@ def plan_for(
     told = list(cases(scenario, space))
     refused = [each for each in told if isinstance(each, Refused)]
     able = [each for each in told if isinstance(each, PlanCase)]
-    options, each_s = list[Option](), 0.0
-    for batch in _batches(able, options, refused, request):
+    options: list[Option] = []
+    for each in searched(able, request):
+        if isinstance(each, Refused):
+            refused.append(each)
+        else:
+            options.append(each)
         say(f"{len(options) + len(refused):,} of {len(told):,} candidates")
-        begun = perf_counter()
-        tried = mapped(partial(_tried, options=tuple(options)), batch, each_s=each_s)
-        each_s = (perf_counter() - begun) / len(batch)
-        refused += [each for each in tried if isinstance(each, Refused)]
-        options += [each for each in tried if isinstance(each, Option)]
     order = {case.name: number for number, case in enumerate(able)}
     options.sort(key=lambda option: order[option.name])
     taken = _taken(options, request)
@@ -106,101 +96,13 @@ def _request(
     return Request(tokens=tokens, days=days, price=price, budget=budget, goal=goal)
 
 
-def _batches(
-    able: Sequence[PlanCase], options: Sequence[Option], refused: list[Refused], request: Request
-) -> Iterator[list[PlanCase]]:
-    """Cases that no bound rules out, those that are quickest at best first, or smallest where the
-    fewest GPUs are asked for. What is ruled out goes to `refused`."""
-    smallest = request.goal == "smallest"
-    waiting = sorted(
-        ((bounds_of(case.scenario), number, case) for number, case in enumerate(able)),
-        key=lambda each: (each[2].gpus if smallest else 0, each[0].ns, each[0].nbytes, each[1]),
-    )
-    while waiting:
-        batch: list[PlanCase] = []
-        rest = []
-        for entry in waiting:
-            least, _, case = entry
-            if reason := _ruled_out(case, least, options, request):
-                refused.append(Refused(case.name, reason))
-            elif len(batch) < AT_ONCE and not (smallest and batch and batch[0].gpus < case.gpus):
-                batch.append(case)
-            else:
-                rest.append(entry)
-        waiting = rest
-        if batch:
-            yield batch
-
-
-def _tried(case: PlanCase, *, options: Sequence[Option]) -> Option | Refused:
-    """The option that `case` is; or the reason against it, once it is planned, without its figures.
-    """
-    scenario = case.scenario
-    few = assessed.drafted_of_few(scenario)
-    drafted = few or assessed.drafted(planned(scenario))
-    floor = drafted.floor
-    if reason := _no_better(case, floor.nbytes, floor.ns, options):
-        return Refused(case.name, f"kernels alone take {reason}")
-    there = device_capacity(scenario.cluster)
-    if floor.low > there.high:
-        return Refused(case.name, _without_room(floor.nbytes, there.nbytes))
-    with_room = drafted.step_time()
-    if with_room and (reason := _no_better(case, floor.nbytes, with_room.ns, options)):
-        return Refused(case.name, f"takes {reason}")
-    memory, step = drafted.figures(timed=False, step=with_room) or assessed.of_planned(
-        planned(scenario), timed=False
-    )
-    if step is None:
-        return Refused(case.name, _without_room(memory.needed.nbytes, memory.capacity.nbytes))
-    return Option(
-        name=case.name, way=case.way, scenario=scenario, memory=memory,
-        step_time_ns=step.ns, step_time_band_ns=step.band_ns,
-    )
-
-
-def _without_room(needed: int, there: int) -> str:
-    return f"OOM: {format_bytes(needed)} of {format_bytes(there)}"
-
-
-def _ruled_out(
-    case: PlanCase, least: Bounds, options: Sequence[Option], request: Request
-) -> str:
-    """The reason for which `case` is neither on the front nor has room, by its bounds; or ""."""
-    if request.days and (days := request.days_of(case.scenario, least.ns)) > request.days:
-        return f"{days:,.1f} days by its kernels alone, where {request.days:g} are asked"
-    there = device_capacity(case.scenario.cluster).high
-    if least.nbytes > there:
-        held = "states and activations" if least.kept else "states"
-        return f"OOM: {held} alone are {format_bytes(least.nbytes)} of {format_bytes(there)}"
-    if request.goal == "smallest":
-        for option in options:
-            if (
-                option.gpus < case.gpus and option.memory.verdict == "FITS"
-                and not _beyond(option, request)
-            ):
-                return f"more GPUs than {option.name}, which fits"
-    reason = _no_better(case, least.nbytes, least.ns, options)
-    return f"kernels alone take {reason}" if reason else ""
-
-
-def _no_better(case: PlanCase, nbytes: int, ns: int, options: Sequence[Option]) -> str:
-    """The reason for which `case` is on no front and as good as none, as it needs so much at least;
-    or ""."""
-    better = next((
-        option for option in options
-        if option.memory.verdict == "FITS" and option.gpus <= case.gpus
-        and option.memory.needed.nbytes <= nbytes and MUCH_FASTER * option.step_time_ns < ns
-    ), None)
-    return "" if better is None else f"{format_time(ns)}, and {better.name} less in all"
-
-
 def _taken(options: Sequence[Option], request: Request) -> Option | None:
     """The option that the goal chooses among those that fit and are in time; a TIGHT one only where
     none fits. Of two that are as good the one that comes first shards and recomputes less."""
     for verdict in ("FITS", "TIGHT"):
         able = [
             each for each in options
-            if each.memory.verdict == verdict and not _beyond(each, request)
+            if each.memory.verdict == verdict and not request.beyond(each)
         ]
         if able:
             least = min(_cost(each, request) for each in able)
@@ -225,26 +127,13 @@ def _as_good(option: Option, least: tuple[float, float], request: Request) -> bo
     return first <= MUCH_FASTER * least[0] and (first > least[0] or as_little)
 
 
-def _beyond(option: Option, request: Request) -> str:
-    """The reason against an option that takes more days or money than there are; or ""."""
-    if request.tokens and request.days:
-        days = option.days(request.tokens)[0]
-        if days > request.days:
-            return f"{days:,.1f} days, where {request.days:g} are asked"
-    if request.tokens and request.price and request.budget:
-        cost = option.gpu_hours(request.tokens) * request.price
-        if cost > request.budget:
-            return f"costs {cost:,.0f}, where {request.budget:,.0f} are asked"
-    return ""
-
-
 def _reason(
     option: Option, taken: Option | None, options: Sequence[Option], request: Request
 ) -> str:
     """The one reason against `option`; "" for the one to take."""
     if option is taken:
         return ""
-    if beyond := _beyond(option, request):
+    if beyond := request.beyond(option):
         return beyond
     if option.memory.verdict == "TIGHT":
         return "TIGHT: it may not have room"

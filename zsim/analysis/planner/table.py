@@ -40,6 +40,18 @@ class Request:
         trained = metrics.tokens(scenario) * scenario.world_size
         return (self.tokens or 0.0) / trained * step_ns / 1e9 / DAY_S
 
+    def beyond(self, option: Option) -> str:
+        """The reason against an option that takes more days or money than there are; or ""."""
+        if self.tokens and self.days:
+            days = option.days(self.tokens)[0]
+            if days > self.days:
+                return f"{days:,.1f} days, where {self.days:g} are asked"
+        if self.tokens and self.price and self.budget:
+            cost = option.gpu_hours(self.tokens) * self.price
+            if cost > self.budget:
+                return f"costs {cost:,.0f}, where {self.budget:,.0f} are asked"
+        return ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:

@@ -6,9 +6,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from time import process_time
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 Case = TypeVar("Case")
 Result = TypeVar("Result")
@@ -17,26 +23,25 @@ WORTH_S = 0.3
 """Processor time of the cases left from which on more processes pay. They cost 0.1 s: to import, to
 fork, and to copy the pages that they write to."""
 
-_inherited: list[Callable[[int], Any]] = []
-"""The function of a case by its number, in a forked worker."""
+_inherited: list[Callable[[Any], Any]] = []
+"""The function of a case, in a forked worker."""
 
 
 def mapped(
     function: Callable[[Case], Result], cases: Sequence[Case], *,
-    say: Callable[[int], None] | None = None, each_s: float = 0.0,
+    say: Callable[[int], None] | None = None,
 ) -> list[Result]:
     """`function` of each case, in order; the error of the first case that has one is raised. `say`
     is told how many are done.
 
-    The first cases show how long the rest takes, unless `each_s` says how long those before took.
-    Forked processes share the models already lowered. A fork copies one thread alone, so a process
-    that has others, or torch's, goes through the cases by itself.
+    The first cases show how long the rest takes. Forked processes share the models already lowered.
+    A fork copies one thread alone, so a process that has others, or torch's, goes through the cases
+    by itself.
     """
     results: list[Result] = []
     begin = process_time()
     for done, case in enumerate(cases):
-        took = (process_time() - begin) / done if done else each_s
-        if (done or each_s) and took * (len(cases) - done) > WORTH_S:
+        if done and (process_time() - begin) / done * (len(cases) - done) > WORTH_S:
             workers = min(_cores(), len(cases) - done)
             if workers > 1 and _may_fork():
                 for result in _forked(function, cases[done:], workers=workers):
@@ -50,28 +55,59 @@ def mapped(
     return results
 
 
+def in_turn(
+    function: Callable[[Case], Result], cases: Iterable[Case], *, ahead: int
+) -> Iterator[Result]:
+    """`function` of each case, in order; a case is taken when the result `ahead` of it has been
+    used, on which it may so depend.
+
+    On all cores where that is safe, once cases have taken long enough.
+    """
+    begin, waiting = process_time(), deque[Callable[[], Result]]()
+    with ExitStack() as stack:
+        pool: ProcessPoolExecutor | None = None
+        for case in cases:
+            if pool is None and process_time() - begin > WORTH_S and _cores() > 1 and _may_fork():
+                pool = stack.enter_context(_pool(function, workers=min(_cores(), ahead)))
+            if pool is None:
+                waiting.append(partial(_itself, function(case)))
+            else:
+                waiting.append(pool.submit(_called, case).result)
+            if len(waiting) == ahead:
+                yield waiting.popleft()()
+        while waiting:
+            yield waiting.popleft()()
+
+
+def _itself(result: Result) -> Result:
+    return result
+
+
 def _forked(
     function: Callable[[Case], Result], cases: Sequence[Case], *, workers: int
 ) -> Iterator[Result]:
+    # a worker inherits the cases by the fork; numbers and results alone are pickled
+    with _pool(lambda number: function(cases[number]), workers=workers) as pool:
+        yield from pool.map(_called, range(len(cases)))
+
+
+def _pool(function: Callable[[Any], Any], *, workers: int) -> ProcessPoolExecutor:
     # multiprocessing takes 20 ms to import, which few commands need
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    # a worker inherits the cases by the fork; numbers and results alone are pickled
-    with ProcessPoolExecutor(
-        workers, get_context("fork"), initializer=_start,
-        initargs=(lambda number: function(cases[number]),),
-    ) as pool:
-        yield from pool.map(_numbered, range(len(cases)))
+    return ProcessPoolExecutor(
+        workers, get_context("fork"), initializer=_start, initargs=(function,)
+    )
 
 
-def _start(function: Callable[[int], Any]) -> None:
+def _start(function: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that forked it tells of Ctrl-C
     _inherited.append(function)
 
 
-def _numbered(number: int) -> Any:
-    return _inherited[-1](number)
+def _called(case: Any) -> Any:
+    return _inherited[-1](case)
 
 
 def _cores() -> int:

@@ -12,6 +12,7 @@ from tests.support.folders import ROOT
 from zsim.analysis import planner
 from zsim.analysis.fit import fit
 from zsim.analysis.fit.assessed import drafted
+from zsim.analysis.planner import search
 from zsim.analysis.planner.bounds import bounds_of
 from zsim.analysis.planner.option import dominates
 from zsim.cli.main import main
@@ -65,8 +66,8 @@ def test_candidates_are_those_of_fit_on_each_size(plan: zsim.Plan) -> None:
 
 def test_what_bounds_rule_out_changes_neither_front_nor_choice(plan, monkeypatch) -> None:
     ruled_out = [reason for _, reason in plan.refused if reason.startswith("OOM: states")]
-    monkeypatch.setattr(planner, "_ruled_out", lambda *_: "")
-    monkeypatch.setattr(planner, "_no_better", lambda *_: "")
+    monkeypatch.setattr(search._Search, "_ruled_out", lambda *_: "")
+    monkeypatch.setattr(search, "_no_better", lambda *_: "")
     whole = zsim.plan_for(SMALL, nodes=[1, 2], micro_batches=[1, 2], global_batch=32)
     assert len(whole.options) == len(plan.options) + len(plan.refused) - len(whole.refused)
     assert len(whole.options) >= len(plan.options) + len(ruled_out)
