@@ -113,7 +113,8 @@ def _are_alike(op: Op, twin: Op) -> bool:
         _HEAD(op) == _HEAD(twin)
         and (op.kernels is twin.kernels or op.kernels == twin.kernels)
         and [op.index - wait for wait in op.waits] == [twin.index - wait for wait in twin.waits]
-        and _sizes(op) == _sizes(twin)
+        # mostly the names are the same too
+        and ((op.memory, op.host) == (twin.memory, twin.host) or _sizes(op) == _sizes(twin))
     )
 
 
