@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from zreal.tracing.units.param_groups import find_units
-from zsim.analysis.lint import LintFinding
+from zsim.analysis.lint.finding import LintFinding
 from zsim.analysis.lint.unit_rules import told_of_empty
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.engine.costs.op_costs import Costs

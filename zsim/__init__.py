@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from zsim.analysis.fit.fit_table import Fit as Fit
     from zsim.analysis.jitter import JitteredSteps as JitteredSteps
     from zsim.analysis.jitter import jitter as jitter
-    from zsim.analysis.lint import LintFinding as LintFinding
-    from zsim.analysis.lint import lint as lint
+    from zsim.analysis.lint.finding import LintFinding as LintFinding
+    from zsim.analysis.lint.rules import lint as lint
     from zsim.analysis.planner import Plan as Plan
     from zsim.analysis.planner import plan_for as plan_for
     from zsim.analysis.sweep import Sweep as Sweep
@@ -64,7 +64,7 @@ _MODULES = {
     "GiB": "zsim.io.quantities",
     "Imported": "zsim.configs.imported",
     "JitteredSteps": "zsim.analysis.jitter",
-    "LintFinding": "zsim.analysis.lint",
+    "LintFinding": "zsim.analysis.lint.finding",
     "MiB": "zsim.io.quantities",
     "Plan": "zsim.analysis.planner",
     "RankError": "zsim.errors",
@@ -81,7 +81,7 @@ _MODULES = {
     "fit": "zsim.api",
     "import_config": "zsim.configs.front",
     "jitter": "zsim.analysis.jitter",
-    "lint": "zsim.analysis.lint",
+    "lint": "zsim.analysis.lint.rules",
     "load": "zsim.scenario.scenario",
     "load_run": "zsim.api",
     "ms": "zsim.io.quantities",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.engine.faults.fault import SlowLink
-from zsim.errors import ArgumentError, ScenarioError, ZsimError
+from zsim.errors import ArgumentError, ZsimError
 from zsim.io.arguments import described, path_of
 from zsim.ir.laws import run_laws
 from zsim.ir.run import IncompleteRunError, RunRecord, UnendedRunError
@@ -29,11 +29,10 @@ from zsim.runs.backend import (
     ModuleBackend,
     RunOptions,
 )
-from zsim.runs.compare.agreement import ASPECTS, Aspect
+from zsim.runs.compare.aspects import ASPECTS, Aspect
 from zsim.runs.numerics_mode import NumericsMode
 from zsim.runs.run import Comparison, DeviceMemory, Run
 from zsim.scenario.scenario import Scenario, load
-from zsim.scenario.work_limits import MANY_TIMES
 
 if TYPE_CHECKING:
     from zsim.analysis.fit.fit_table import Fit
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from zsim.cluster.testbed import Layout
     from zsim.engine.timeline import Timeline
     from zsim.ir.program import Program
-    from zsim.memory.fits import MemoryVerdict
-    from zsim.scenario.plan import Planned
 
 __all__ = [
     "Comparison", "Run", "Scenario", "compare", "fit", "load", "load_run", "run", "simulate",
@@ -117,6 +114,7 @@ def device_memory(scenario: Scenario, record: RunRecord) -> DeviceMemory | None:
     for a GPU without figures of its non-torch memory."""
     if record.interpreter != "simulator" or scenario.cluster.kind != "cuda":
         return None
+    from zsim.analysis.fit.fit import assessed
     from zsim.memory import fits
     from zsim.scenario.plan import planned
 
@@ -130,20 +128,9 @@ def device_memory(scenario: Scenario, record: RunRecord) -> DeviceMemory | None:
         low_bytes=verdict.needed.low, high_bytes=verdict.needed.high,
         capacity_bytes=verdict.capacity.nbytes,
         releases_per_step=verdict.releases_per_step,
-        released_ns=released_ns(case, verdict),
+        released_ns=assessed.released_ns(case, verdict),
         host=verdict.host,
     )
-
-
-def released_ns(case: Planned, verdict: MemoryVerdict) -> int:
-    """Nanoseconds by which flushing cached memory makes a steady step longer than it were on
-    the same device with room for all."""
-    if not verdict.releases_per_step:
-        return 0
-    from zsim.memory.allocator import full_device
-
-    full, roomy = full_device.with_calls(case, verdict), full_device.without_calls(case)
-    return simulator.step_time(full).ns - simulator.step_time(roomy).ns
 
 
 def on_device(program: Program, scenario: Scenario, cluster: ClusterSpec) -> Program:
@@ -274,12 +261,9 @@ def fit(scenario: Scenario, *, say: Callable[[str], None] | None = None) -> Fit:
     >>> fit(load("scenarios/parity/fsdp2-mlp-4.toml")).recommended.name
     'ddp'
     """
-    from zsim.analysis.fit import fit as fitting
+    from zsim.analysis.fit.fit import fit as fitting
 
     _require_scenario(scenario)
-    fault_support.require_none(scenario, purpose="a choice of strategies")
-    if problem := scenario.work.problem(part=MANY_TIMES):
-        raise ScenarioError((f"{scenario.name}: too much to simulate for each stage: {problem}",))
     return fitting.fit(scenario, say=say)
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from zsim.analysis.alternatives import changes, dropped
-from zsim.analysis.fit import assessed
+from zsim.analysis.fit.fit import assessed
 from zsim.io.system.parallel import mapped
 from zsim.io.units import format_bytes
 from zsim.ir.program import Program
 from zsim.memory.allocator.full_device import with_calls
 from zsim.memory.fits import FitsVerdict, MemoryVerdict, assess
-from zsim.runs.simulator import StepTime, step_time
+from zsim.runs.step_time import StepTime, step_time
 from zsim.scenario import refusals
 from zsim.scenario.plan import Planned
 from zsim.scenario.scenario import Scenario

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from zsim.errors import ArgumentError, ScenarioError, ZsimError, shown
-from zsim.runs.compare.agreement import ASPECTS
+from zsim.runs.compare.aspects import ASPECTS
 
 if TYPE_CHECKING:
     from zsim.cluster.testbed import Layout

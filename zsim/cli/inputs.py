@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from zsim.analysis import scenario_warnings
@@ -42,6 +43,21 @@ def load_one(argument: str) -> Scenario:
                 f"{argument}` makes one of it",
             )) from None
         raise error
+
+
+def load_with_options(options: argparse.Namespace) -> Scenario:
+    """The scenario with what the command line says of its model and of the allocator."""
+    scenario = load_one(options.scenario)
+    if options.module is not None:
+        from zsim import api  # start-up: few bring a module of their own
+        from zsim.runs import registry
+        from zsim.runs.backend import RunOptions
+
+        asked = RunOptions(module=options.module)
+        scenario = api.of_module(registry.SimBackend(), scenario, asked)
+    return scenario.with_parts(
+        expandable_segments=scenario.expandable_segments or options.expandable_segments
+    )
 
 
 def _kind(path: Path) -> str | None:

@@ -21,7 +21,7 @@ from zsim.cli.streams import guarded
 from zsim.errors import ScenarioError, ZsimError, visible
 from zsim.io.system.signals import Terminated, terminable
 from zsim.ir.gc_pause import uncollected
-from zsim.runs.compare.agreement import ASPECTS
+from zsim.runs.compare.aspects import ASPECTS
 from zsim.runs.numerics_mode import NUMERICS_MODES
 from zsim.version import __version__
 

@@ -30,7 +30,8 @@ from zsim.ir.run import (
 )
 from zsim.models.torch_versions import SUPPORTED
 from zsim.runs import metrics, saved
-from zsim.runs.compare.agreement import Agreement, Aspect
+from zsim.runs.compare.agreement import Agreement
+from zsim.runs.compare.aspects import Aspect
 from zsim.runs.compare.check import Check
 from zsim.runs.metrics import Figures, Traffic
 from zsim.runs.pictures import plots

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.engine import error_bands
 from zsim.engine.costs.op_costs import Costs
-from zsim.engine.equal_micro_batches import repeated
 from zsim.engine.faults.arrivals import late_ranks
 from zsim.engine.faults.fault import FAULT_KINDS, Jitter
 from zsim.engine.faults.faulty_step import simulate_faulty_step, told_of
@@ -42,8 +41,7 @@ from zsim.ir.run import (
 )
 from zsim.models.torch_versions import NEWEST, TorchVersion
 from zsim.runs.backend import Capabilities, RunOptions
-from zsim.runs.metrics import band_ns
-from zsim.scenario.plan import Planned, plan
+from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 from zsim.version import __version__
 
@@ -161,40 +159,6 @@ def _program(
     if not in_step_off_device(program) and (problem := scenario.work.problem(all_ranks=True)):
         raise WorkError(where=scenario.name, expected="less work", found=problem)
     return validate(program, memory=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
-    """A simulated step time, and the band that the true one is expected in, in nanoseconds."""
-
-    ns: int
-    band_ns: tuple[int, int]
-
-
-def step_time(planned: Planned) -> StepTime:
-    """The step time of the scenario's Run, without the Run: no memory is replayed for it."""
-    scenario = planned.scenario
-    costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
-    timeline = simulate_step(validate(planned.program, memory=False), costs=costs)
-    return timed(planned.program, timeline, costs)
-
-
-def timed(program: Program, timeline: Timeline, costs: Costs) -> StepTime:
-    """The step time of a simulated `timeline`, with the band that its Run has."""
-    ns = timeline.step_time_ns
-    return StepTime(ns=ns, band_ns=band_ns(ns, error_bands.band(program, timeline, costs=costs)))
-
-
-def step_time_of_more(planned: Planned, *, times: int) -> StepTime | None:
-    """The step time with the fourth of the five micro-batches done `times` more, as `step_time` has
-    it of such a scenario; None where they are not alike."""
-    scenario, program = planned.scenario, validate(planned.program, memory=False)
-    costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
-    more = repeated(program, costs=costs, times=times)
-    if more is None:
-        return None
-    band = error_bands.band(program, more.timeline, costs=costs, repeated=more)
-    return StepTime(ns=more.step_time_ns, band_ns=band_ns(more.step_time_ns, band))
 
 
 def cluster_for(scenario: Scenario, device: str | None, *, preset: str = "") -> ClusterSpec:

@@ -18,7 +18,7 @@ from zsim.ir.program import Program
 from zsim.ir.run import IncompleteRunError, RunRecord, UnendedRunError
 from zsim.models.training_options import Device
 from zsim.runs.backend import RunOptions
-from zsim.runs.compare.agreement import Aspect
+from zsim.runs.compare.aspects import Aspect
 from zsim.runs.run import Comparison, Run
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, load

@@ -12,7 +12,7 @@ import pytest
 
 import zsim
 from tests.support.folders import ROOT
-from zsim.analysis.lint import RULES, lint
+from zsim.analysis.lint.rules import RULES, lint
 from zsim.analysis.scenario_warnings import caveats
 from zsim.cli.main import main
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from zsim.analysis.checkpoints.checkpoint import CheckpointReport
 from zsim.analysis.checkpoints.interval import BestInterval, Losses, best_interval, losses
 from zsim.io.units import format_time
-from zsim.runs import simulator
+from zsim.runs.step_time import step_time
 from zsim.scenario.plan import planned
 
 
@@ -29,7 +29,7 @@ def schedule_of(report: CheckpointReport) -> CheckpointSchedule:
     chosen, time = report.scenario.checkpoint, report.save.time
     mean, every = chosen.mean_time_between_failures_ns, chosen.every_ns
     if chosen.every_steps is not None:
-        every = chosen.every_steps * simulator.step_time(planned(report.scenario)).ns
+        every = chosen.every_steps * step_time(planned(report.scenario)).ns
     best = best_interval(time.blocking_ns, mean) if mean else None
     interval = every or (best.daly_ns if best else None)
     return CheckpointSchedule(

@@ -17,7 +17,7 @@ from zsim.memory.allocator.full_device import with_calls, without_calls
 from zsim.memory.equal_micro_batches import micro_batches
 from zsim.memory.fits import MemoryVerdict, Standing, assess_program, least_needed, standings
 from zsim.memory.inputs_and_buffers import belongings
-from zsim.runs.simulator import StepTime, step_time, step_time_of_more
+from zsim.runs.step_time import StepTime, step_time, step_time_of_more
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario
 
@@ -118,3 +118,12 @@ def drafted_of_few(scenario: Scenario) -> Drafted | None:
     few = drafted(case)
     repeats = all(each.repeats for each in few.ranks)
     return replace(few, scenario=scenario, more=more) if repeats else None
+
+
+def released_ns(case: Planned, verdict: MemoryVerdict) -> int:
+    """Nanoseconds by which flushing cached memory makes a steady step longer than it were on
+    the same device with room for all."""
+    if not verdict.releases_per_step:
+        return 0
+    full, roomy = with_calls(case, verdict), without_calls(case)
+    return step_time(full).ns - step_time(roomy).ns

@@ -19,12 +19,15 @@ from zsim.analysis.alternatives import (
 )
 from zsim.analysis.fit.fit_table import Candidate, Fit
 from zsim.autograd.traced.model import TracedModel
+from zsim.errors import ScenarioError
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
 from zsim.memory.fits import MemoryVerdict
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
+from zsim.runs import fault_support
 from zsim.scenario import refusals
 from zsim.scenario.scenario import Scenario
+from zsim.scenario.work_limits import MANY_TIMES
 from zsim.strategies import LADDER, STRATEGIES, OptionValue
 
 MUCH_FASTER = 1.02
@@ -39,7 +42,13 @@ MOST_STARTS = 6
 def fit(scenario: Scenario, *, say: Callable[[str], None] | None = None) -> Fit:
     """Every candidate assessed, with further changes where none of them fits, and a recommendation.
     `say` is told of the progress.
+
+    ArgumentError for a scenario with faults, ScenarioError where so many simulations would take
+    minutes.
     """
+    fault_support.require_none(scenario, purpose="a choice of strategies")
+    if problem := scenario.work.problem(part=MANY_TIMES):
+        raise ScenarioError((f"{scenario.name}: too much to simulate for each stage: {problem}",))
     able: list[tuple[str, Scenario]] = []
     refused: list[tuple[str, str]] = []
     for name, other in cases(scenario):

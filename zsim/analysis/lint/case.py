@@ -19,7 +19,7 @@ from zsim.ir.program import Program
 from zsim.memory.allocator.full_device import filled
 from zsim.models import wrapping
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.runs import simulator
+from zsim.runs.step_time import step_time
 from zsim.scenario import refusals
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario
@@ -46,7 +46,7 @@ class LintCase:
     @cached_property
     def step_ns(self) -> int:
         """Nanoseconds of the simulated steady step."""
-        return simulator.step_time(filled(self.planned)).ns
+        return step_time(filled(self.planned)).ns
 
     @cached_property
     def peak_bytes(self) -> int:

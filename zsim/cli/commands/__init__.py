@@ -18,7 +18,7 @@ def _called(file: str, function: str, options: argparse.Namespace) -> int:
 
 _FUNCTIONS = {
     "run": ("runs", "run"), "validate": ("runs", "validate"), "compare": ("runs", "compare_saved"),
-    "show": ("show", "show"), "fit": ("show", "least"), "list": ("show", "listing"),
+    "show": ("show", "show"), "fit": ("fit", "least"), "list": ("listing", "listing"),
     "plan": ("plan", "planned"), "sweep": ("sweep", "swept"), "accuracy": ("accuracy", "show"),
     "calibrate": ("calibrate", "calibrated"), "import": ("files.imports", "imported"),
     "lint": ("lint", "linted"), "explain": ("explain", "explained"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from zsim import api
-from zsim.analysis.lint import RULES, LintFinding, lint
+from zsim.analysis.lint.finding import LintFinding
+from zsim.analysis.lint.rules import RULES, lint
 from zsim.cli import terminal
 from zsim.cli.inputs import load_one, scenario_files
 from zsim.errors import ScenarioError, ZsimError

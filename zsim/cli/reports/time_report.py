@@ -18,7 +18,7 @@ from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline, Times
 from zsim.io.units import format_time
 from zsim.ir.ops import Op
-from zsim.runs import fault_support, simulator
+from zsim.runs import fault_support, step_time
 from zsim.scenario.plan import Planned
 
 
@@ -57,7 +57,7 @@ def whole(case: TimedStep) -> Whole:
     """The scenario's step, simulated again without interference and without shared links."""
     scenario, program = case.planned.scenario, case.planned.program
     costs, timeline = case.costs, case.timeline
-    step = simulator.timed(program, timeline, costs)
+    step = step_time.timed(program, timeline, costs)
     undisturbed = Costs(
         cluster=scenario.cluster, execution=replace(scenario.executed, interference=False)
     )

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from zsim.io.units import format_time
+from zsim.runs.compare.aspects import ASPECTS, Aspect
 from zsim.runs.compare.check import Check
 
-Aspect = Literal["order", "bytes", "memory", "numerics", "time"]
-ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
 DECIDES: dict[Aspect, str] = {
     "order": "collective order", "bytes": "bytes", "memory": "peak memory, steady",
     "numerics": "numerics", "time": "step time",

@@ -22,7 +22,7 @@ from zsim.engine.costs.op_costs import Costs
 from zsim.errors import ScenarioError
 from zsim.ir.laws.validate import validate
 from zsim.ir.program import parse
-from zsim.runs import simulator
+from zsim.runs.step_time import step_time
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 
@@ -215,7 +215,7 @@ def test_offloaded_states_are_written_from_host_memory() -> None:
 def test_the_schedule_tells_the_share_of_saving_and_the_best_interval() -> None:
     own = checkpoint(scenario(every=500, mean_time_between_failures="1 d"))
     told = schedule_of(own)
-    step = simulator.step_time(planned(own.scenario)).ns
+    step = step_time(planned(own.scenario)).ns
     waits = own.save.time.blocking_ns
     assert told.every_ns == 500 * step
     assert told.saving_share == pytest.approx(waits / (500 * step + waits))

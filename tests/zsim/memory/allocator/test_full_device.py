@@ -18,8 +18,8 @@ import zsim
 from tests.support.folders import MEASURED, SCENARIOS
 from tests.support.programs.hand_made import Plain, compute, gather, program
 from zsim.cli.main import main
-from zsim.engine.costs import driver_time
 from zsim.engine.costs.driver_time import driver_ns
+from zsim.engine.costs.op_costs import driver_time
 from zsim.engine.simulate import simulate
 from zsim.ir.ops import DriverCalls, Op
 from zsim.ir.program import PHASES
@@ -28,7 +28,7 @@ from zsim.memory.allocator import full_device
 from zsim.memory.allocator.caching_allocator import CachingAllocator, DeviceFullError
 from zsim.memory.allocator.reserved import AllocatorRecord, Heap, replay_phase
 from zsim.memory.non_torch import capacity, cublas_workspace
-from zsim.runs.simulator import step_time
+from zsim.runs.step_time import step_time
 from zsim.scenario.plan import Planned, planned
 
 RECORD = json.loads((MEASURED / "full_device.json").read_text())
