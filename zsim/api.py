@@ -114,7 +114,7 @@ def device_memory(scenario: Scenario, record: RunRecord) -> DeviceMemory | None:
     for a GPU without figures of its non-torch memory."""
     if record.interpreter != "simulator" or scenario.cluster.kind != "cuda":
         return None
-    from zsim.analysis.fit.fit import assessed
+    from zsim.analysis.fit import assessed
     from zsim.memory import fits
     from zsim.scenario.plan import planned
 
@@ -261,7 +261,7 @@ def fit(scenario: Scenario, *, say: Callable[[str], None] | None = None) -> Fit:
     >>> fit(load("scenarios/parity/fsdp2-mlp-4.toml")).recommended.name
     'ddp'
     """
-    from zsim.analysis.fit.fit import fit as fitting
+    from zsim.analysis.fit import fit as fitting
 
     _require_scenario(scenario)
     return fitting.fit(scenario, say=say)

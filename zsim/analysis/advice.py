@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from zsim.analysis.alternatives import changes, dropped
-from zsim.analysis.fit.fit import assessed
+from zsim.analysis.fit import assessed
 from zsim.io.system.parallel import mapped
 from zsim.io.units import format_bytes
 from zsim.ir.program import Program

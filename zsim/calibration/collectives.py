@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from zsim.calibration.data.records import Collective, Skipped
 from zsim.calibration.nccl_tests.log_row import LogRow
 from zsim.cluster.cluster import ClusterSpec, clusters, load_cluster
-from zsim.cluster.collectives import communicator
 from zsim.cluster.collectives.nccl.communicator import CurveProvenance
 from zsim.cluster.collectives.nccl.constants import TORCH_US
 from zsim.cluster.collectives.nccl.curves import Curves
 from zsim.cluster.collectives.nccl.estimate import Communicator, algorithms, estimate
 from zsim.cluster.collectives.nccl.measured_curves import curves_of
+from zsim.cluster.collectives.nccl.placed import communicator
 from zsim.cluster.collectives.nccl.tuner import Algorithm, Protocol
 from zsim.cluster.devices import Device, devices, is_called, load_device
 from zsim.errors import Caveat, ScenarioError

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from math import hypot, log2
 
 from zsim.cluster.cluster import ClusterSpec, Path
-from zsim.cluster.collectives import estimated_along
+from zsim.cluster.collectives import LIBRARIES
 from zsim.cluster.devices import PresetFigure
 from zsim.cluster.measured_times import times_of
 from zsim.engine.contention.overlap import COMPUTE as COMPUTE_KINDS
-from zsim.engine.costs import kernel_time as compute
 from zsim.engine.costs.kernel_time import STREAMS
 from zsim.engine.costs.op_costs import Costs
+from zsim.engine.costs.op_costs import kernel_time as compute
 from zsim.engine.equal_micro_batches import Repeated
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.timeline import Timeline, Times
@@ -394,11 +394,8 @@ def collective_width(kind: str, nbytes: int, cluster: ClusterSpec, path: Path) -
     provenance = next(
         (figure.provenance for figure in cluster.figures if figure.key == key), "assumed"
     )
-    if cluster.collectives == "nccl" and cluster.nccl is not None:
-        estimate = estimated_along(kind, nbytes, cluster=cluster, path=path)
-        return hypot(
-            (estimate.high - estimate.low) / 2 / estimate.microseconds,
-            ASSUMED_LINK if provenance == "assumed" else 0.0,
-        )
+    width = LIBRARIES[cluster.collectives].half_width(kind, nbytes, cluster=cluster, path=path)
+    if width is not None:
+        return hypot(width, ASSUMED_LINK if provenance == "assumed" else 0.0)
     measured = times_of(cluster.times, kind, path.num_ranks) if inside else None
     return measured.width if measured else LINKS.get(provenance, CPU)

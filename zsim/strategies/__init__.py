@@ -6,12 +6,11 @@ To add one, add a file and a line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
-from importlib import import_module
 from typing import Any, Literal
 
+from zsim.io.loaded import Loaded
 from zsim.ir.mesh import Mesh
 from zsim.models import wrapping
 from zsim.models.called_modules import by_module
@@ -24,35 +23,12 @@ from zsim.strategies.strategy import Formula, OptionValue, Strategy
 __all__ = ["LADDER", "STRATEGIES", "Formula", "OptionValue", "Strategy", "problems", "wrapped"]
 
 
-class _Files(Mapping[str, Strategy]):
-    """The strategies of files by the files' names. Each is imported when it is first looked up:
-    all together take 20 ms, and few commands need more than two."""
-
-    def __init__(self, *names: str) -> None:
-        self._names = names
-
-    def __getitem__(self, name: str) -> Strategy:
-        if name not in self._names:
-            raise KeyError(name)
-        return _strategy(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-@cache
-def _strategy(name: str) -> Strategy:
-    strategy: Strategy = import_module(f"{__name__}.{name}").STRATEGY
-    return strategy
-
-
-STRATEGIES: Mapping[str, Strategy] = _Files(
-    "ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp", "fsdp1", "zero_redundancy",
-    "deepspeed1", "deepspeed2", "deepspeed3",
-)
+STRATEGIES: Mapping[str, Strategy] = Loaded({
+    name: f"{__name__}.{name}:STRATEGY" for name in (
+        "ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp", "fsdp1", "zero_redundancy",
+        "deepspeed1", "deepspeed2", "deepspeed3",
+    )
+})
 LADDER = ("ddp", "zero1", "zero2", "hsdp", "fsdp2", "zero3")
 """The strategies that `zsim fit` compares with a scenario's own, from what shards least."""
 

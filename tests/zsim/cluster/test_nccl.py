@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.cluster.cluster import ClusterSpec, Fabric, Generation, clusters, load_cluster
-from zsim.cluster.collectives import LIBRARIES, communicator, estimated
+from zsim.cluster.collectives import LIBRARIES
 from zsim.cluster.collectives.nccl.bands import BETWEEN, MEASURED
 from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE
 from zsim.cluster.collectives.nccl.constants import CONSTANTS
 from zsim.cluster.collectives.nccl.estimate import Communicator, estimate, time_ns
+from zsim.cluster.collectives.nccl.placed import communicator, estimated
 from zsim.cluster.collectives.nccl.tuner import GENERATIONS, Algorithm
 from zsim.errors import ZsimError
 

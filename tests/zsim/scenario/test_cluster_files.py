@@ -16,7 +16,7 @@ from zsim.calibration.fitting.fit_collectives import FittedCurves
 from zsim.calibration.fitting.fit_steps import tuned
 from zsim.cli import main
 from zsim.cluster.cluster import MeasuredCurve, load_cluster
-from zsim.cluster.collectives import estimated
+from zsim.cluster.collectives.nccl.placed import estimated
 from zsim.engine import error_bands
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.error_bands import calibration

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zsim.analysis import advice
-from zsim.analysis.fit.fit import assessed
+from zsim.analysis.fit import assessed
 from zsim.cli import terminal
 from zsim.cli.inputs import load_with_options, read, warned
 from zsim.cli.reports import memory_report, program_report

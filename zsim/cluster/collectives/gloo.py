@@ -9,9 +9,15 @@ ring needs.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from zsim.cluster.collectives import ring
 from zsim.cluster.collectives.ring import RingStep, Send, step_ns
+from zsim.cluster.library import RING, Library, along_the_path
+from zsim.cluster.measured_times import times_of
+
+if TYPE_CHECKING:
+    from zsim.cluster.cluster import ClusterSpec, Path
 
 LONGER_PERCENT = {"all_gather": 110, "reduce_scatter": 105}
 TWO_RANKS_PERCENT = {"all_gather": 150, "reduce_scatter": 105}
@@ -91,3 +97,23 @@ def _num_children(position: int, group_size: int) -> int:
     return sum(
         position + 2**step < group_size for step in range(first, (group_size - 1).bit_length())
     )
+
+
+def _placed_ns(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
+    measured = times_of(cluster.times, op, path.num_ranks, nodes=path.num_nodes)
+    if measured is not None:
+        return measured.ns(nbytes)
+    return in_practice_ns(
+        op, along_the_path(duration_ns)(op, nbytes, cluster=cluster, path=path),
+        group_size=path.num_ranks,
+    )
+
+
+def _algorithm(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> str:
+    return "tree" if op == "broadcast" else RING
+
+
+LIBRARY = Library(
+    bytes_sent=bytes_sent, duration_ns=duration_ns, steps=steps, num_sends=num_sends,
+    placed_ns=_placed_ns, algorithm=_algorithm,
+)

@@ -4,7 +4,7 @@ as explicit steps.
 A message of B bytes is cut into N chunks by the rule of `torch.chunk` (the last ones can be shorter
 or empty). In each step every rank sends one chunk to the next rank. Some rank always sends a full
 chunk of ceil(B/N) bytes, and every step takes as long as that one. This module knows bytes and
-nanoseconds, no streams and no clusters.
+nanoseconds, and no streams.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from zsim.cluster.library import Library, along_the_path
 from zsim.ir.sharding import shard, shard_size
 
 BROADCAST_SLICE_NBYTES = 4 * 2**20
@@ -140,3 +141,9 @@ def _broadcast_steps(
             )
             for position in positions
         )
+
+
+LIBRARY = Library(
+    bytes_sent=bytes_sent, duration_ns=duration_ns, steps=steps, num_sends=num_sends,
+    placed_ns=along_the_path(duration_ns),
+)

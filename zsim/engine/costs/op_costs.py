@@ -14,8 +14,7 @@ from fractions import Fraction
 from math import ceil, log2
 
 from zsim.cluster.cluster import ClusterSpec, Layout, Path
-from zsim.cluster.collectives import LIBRARIES, communicator
-from zsim.cluster.collectives.nccl import estimate, measured_curves
+from zsim.cluster.collectives import LIBRARIES
 from zsim.cluster.devices import Device
 from zsim.engine.contention.interference import (
     DeviceShare,
@@ -24,8 +23,8 @@ from zsim.engine.contention.interference import (
     lost_share,
     remaining,
 )
-from zsim.engine.costs import host_work, kernel_time
 from zsim.engine.costs.driver_time import driver_ns
+from zsim.engine.costs.op_costs import host_work, kernel_time
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.faults.fault import LostLink
 from zsim.engine.timeline import NEVER
@@ -199,15 +198,9 @@ class Costs:
 
     def _device_share(self, kind: str, nbytes: int, ranks: tuple[int, ...]) -> DeviceShare:
         """The share of the device that a collective takes."""
-        cluster, channels, switch = self.cluster, UNKNOWN_CHANNELS, False
-        if cluster.collectives == "nccl" and cluster.nccl is not None:
-            group = communicator(cluster, self.path(ranks))
-            algorithm = estimate.estimate(
-                kind, nbytes, group, measured_curves.curves_of(cluster)
-            ).algorithm
-            channels, switch = (
-                estimate.channels(group, algorithm), algorithm in ("nvls", "nvls_tree"),
-            )
+        cluster, path = self.cluster, self.path(ranks)
+        known = LIBRARIES[cluster.collectives].channels(kind, nbytes, cluster=cluster, path=path)
+        channels, switch = known or (UNKNOWN_CHANNELS, False)
         ns = self.collective_ns(kind, nbytes, ranks)
         return device_share(
             kind, nbytes, ranks=len(ranks), ns=ns, channels=channels, in_the_switch=switch,

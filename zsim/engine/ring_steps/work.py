@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from math import floor, log10, sqrt
 from typing import NamedTuple
 
-from zsim.cluster.collectives import LIBRARIES, RING, ring
+from zsim.cluster.collectives import LIBRARIES, ring
+from zsim.cluster.library import RING
 from zsim.engine.ring_steps.plan import finer_slices
 from zsim.engine.timeline import RingCosts
 from zsim.errors import ZsimError

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.cluster.cluster import Generation, load_cluster
-from zsim.cluster.collectives import communicator
 from zsim.cluster.collectives.nccl import estimate
 from zsim.cluster.collectives.nccl.estimate import Communicator
+from zsim.cluster.collectives.nccl.placed import communicator
 from zsim.cluster.devices import Device, load_device
 from zsim.engine.contention.interference import (
     FAIR_SHARE,
@@ -23,8 +23,7 @@ from zsim.engine.contention.interference import (
     lost_share,
     remaining,
 )
-from zsim.engine.costs import kernel_time
-from zsim.engine.costs.op_costs import Costs
+from zsim.engine.costs.op_costs import Costs, kernel_time
 from zsim.engine.execution import EAGER, Execution
 from zsim.ir.ops import Kernel
 
