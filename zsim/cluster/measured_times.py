@@ -7,7 +7,8 @@ much as any link. So its times are kept as points.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+
+from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

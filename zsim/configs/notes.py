@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from zsim.errors import ScenarioError
+from zsim.records import dataclass
 
 
 @dataclass(slots=True)

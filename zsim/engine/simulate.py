@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
@@ -47,6 +47,7 @@ from zsim.ir.ops import Op
 from zsim.ir.order.waits import Wait, named_ranks, wait_table
 from zsim.ir.program import Program
 from zsim.ir.run import HopRecord
+from zsim.records import dataclass
 
 if TYPE_CHECKING:
     from zsim.engine.ring_steps.rings import Rings, RingsAtWork

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from zsim.records import dataclass
 
 OperatorKind = Literal[
     "linear",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from zsim.records import dataclass
 
 CheckpointFormat = Literal["sharded", "consolidated", "deepspeed"]
 

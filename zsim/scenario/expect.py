@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.io.units import (
@@ -24,6 +24,7 @@ from zsim.io.units import (
     parse_time,
     split_comparison,
 )
+from zsim.records import dataclass
 
 Number = int | float
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import hypot, prod
 from pathlib import Path
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives.nccl.tuner import Algorithm
 from zsim.errors import Caveat, ScenarioError, ZsimError
+from zsim.records import dataclass
 from zsim.scenario.scenario import Scenario
 
 MAX_FILE_BYTES = 32 * 1024**2

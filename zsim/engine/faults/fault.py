@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import ClassVar, Literal
 
 from zsim.io.units import format_rate, format_time
+from zsim.records import dataclass
 
 Distribution = Literal["exponential", "uniform"]
 Each = Literal["step", "op"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -12,6 +12,7 @@ from zsim.errors import ScenarioError
 from zsim.models.families import aliases, gpt, llama, mlp
 from zsim.models.spec import ModelSpec
 from zsim.presets import preset_names, preset_table
+from zsim.records import dataclass
 
 Sizes = mlp.MlpSizes | gpt.GptSizes | llama.LlamaSizes
 

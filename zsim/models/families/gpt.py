@@ -3,8 +3,6 @@ this shape."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from zsim.models.families.layers import (
     LossDtype,
     dropped,
@@ -18,6 +16,7 @@ from zsim.models.families.layers import (
 from zsim.models.families.size_checks import require_dividing_heads
 from zsim.models.operators import AttentionKind, Operator
 from zsim.models.spec import ROOT, ModelSpec, Module
+from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

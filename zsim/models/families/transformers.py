@@ -8,7 +8,7 @@ itself makes the loss.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zsim.models.families.gpt import GptSizes
 from zsim.models.families.layers import (
@@ -21,6 +21,7 @@ from zsim.models.families.layers import (
 )
 from zsim.models.operators import Operator
 from zsim.models.spec import ROOT, ModelSpec, Module, Parameter, ParamGroup
+from zsim.records import dataclass
 
 FAMILY = "transformers"
 EMBED, HEAD = "embed", "head"

@@ -7,7 +7,7 @@ says of it together with others.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -25,6 +25,7 @@ from zsim.models.saving import Checkpoint
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NAMES, Batch, Offload, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
+from zsim.records import dataclass
 from zsim.scenario import refusals
 from zsim.scenario.expect import Expectation, expectation
 from zsim.scenario.keys.checkpoint_table import checkpoint_of

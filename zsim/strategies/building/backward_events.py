@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from zsim.autograd.lowering.lower_model import loss_buffers
@@ -20,6 +19,7 @@ from zsim.autograd.lowering.lowered import (
 )
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.operators import ONE_NODE, Operator
+from zsim.records import dataclass
 from zsim.strategies.building.training import Training
 
 PRODUCTS = ("linear", "conv1d")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from zsim.ir.sharding import FlatLayout
 from zsim.models.spec import ModelSpec, Parameter, ParamGroup
 from zsim.models.training_options import DTYPE_NBYTES
+from zsim.records import dataclass
 
 Granularity = Literal["unit", "parameter"] | int
 

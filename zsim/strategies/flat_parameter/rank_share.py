@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from zsim.records import dataclass
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_parameter.flat_parameter import FlatParameter, placeholders, stepped
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from zsim.cluster.cluster import Generation, MeasuredCurve
 from zsim.cluster.collectives.nccl.communicator import Communicator
 from zsim.cluster.collectives.nccl.constants import CONSTANTS, Constants
 from zsim.cluster.collectives.nccl.tuner import Algorithm
+from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

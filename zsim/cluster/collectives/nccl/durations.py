@@ -11,7 +11,6 @@ fitted to one size, one collective or one number of ranks; `constants.py` has th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from zsim.cluster.cluster import Generation
 from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE, nvls_graph
@@ -32,6 +31,7 @@ from zsim.cluster.collectives.nccl.tuner import (
     tree_bus_gb_s,
     tree_dip,
 )
+from zsim.records import dataclass
 
 KIB, MIB = 2**10, 2**20
 CTAS: dict[Generation, tuple[int, int, int]] = {
