@@ -91,7 +91,7 @@ def _half_width(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> fl
 
 
 def _channels(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> tuple[int, bool]:
-    algorithm = _algorithm(op, nbytes, cluster=cluster, path=path)
+    algorithm = estimated_along(op, nbytes, cluster=cluster, path=path).algorithm
     channels = estimate.channels(communicator(cluster, path), algorithm)
     return channels, algorithm in ("nvls", "nvls_tree")
 
