@@ -37,8 +37,6 @@ from zsim.engine.contention.link_contention import SharedLinks, contended
 from zsim.engine.contention.max_min_fairness import Usage
 from zsim.engine.folding import Meetings, in_step_off_device, representatives
 from zsim.engine.rank_schedule import Arrival, Frontier, RankSchedule, Segment
-from zsim.engine.ring_steps.part import MemberPart
-from zsim.engine.ring_steps.work import IssuedCollective
 from zsim.engine.timeline import NEVER, NO_DELAYS, CostModel, Delays, RingCosts, Timeline, Times
 from zsim.errors import DeadlockError
 from zsim.io.units import format_time
@@ -449,12 +447,9 @@ class _Engine:
             self._resume(rank, arrival, begin, end)
 
         rings.enter(
-            IssuedCollective(kind, nbytes, op.root, arrival.group, members), arrival.ordinal,
-            MemberPart(
-                name=f"{op.kind} {op.unit}", position=members.index(rank.rank),
-                ready_ns=rank.starts[index], longer_ns=rank.durations.longer.get(index, 0),
-                over=over,
-            ),
+            (kind, nbytes, op.root), (arrival.group, members), arrival.ordinal,
+            name=f"{op.kind} {op.unit}", position=members.index(rank.rank),
+            ready_ns=rank.starts[index], longer_ns=rank.durations.longer.get(index, 0), over=over,
         )
 
     def _end(self, collective: _Collective, begin: int, end: int) -> None:

@@ -106,13 +106,21 @@ class RingsAtWork:
         self.links = [LinkInTurns(environment) for _ in range(rings.num_links)]
         self.queues: dict[Communicator, MemberQueues] = {}
 
-    def enter(self, collective: IssuedCollective, number: int, part: MemberPart) -> None:
-        """Let a rank take part in the collective with that `number` on its communicator, once its
-        parts in all before are over."""
-        key = collective.group, collective.ranks
-        if key not in self.queues:
-            self.queues[key] = MemberQueues(self.environment)
-        self.queues[key].enter(number, part, partial(self._made, collective))
+    def enter(
+        self, signature: tuple[str, int, int], communicator: Communicator, number: int, *,
+        name: str, position: int, ready_ns: int, longer_ns: int,
+        over: Callable[[int, int, int], None],
+    ) -> None:
+        """Let a rank take its MemberPart in the collective with that `number` on its
+        `communicator`, once its parts in all before are over; `signature`: its kind, bytes and
+        root."""
+        collective = IssuedCollective(*signature, *communicator)
+        part = MemberPart(
+            name=name, position=position, ready_ns=ready_ns, longer_ns=longer_ns, over=over
+        )
+        if communicator not in self.queues:
+            self.queues[communicator] = MemberQueues(self.environment)
+        self.queues[communicator].enter(number, part, partial(self._made, collective))
 
     def _made(self, collective: IssuedCollective) -> CollectiveAtWork:
         key = collective.group, collective.ranks

@@ -13,7 +13,6 @@ from zsim.errors import ScenarioError, ZsimError
 from zsim.io.units import format_rate, parse_power, parse_rate
 from zsim.scenario.keys.schema import ClusterTable
 from zsim.scenario.keys.table_checks import did_you_mean
-from zsim.scenario.parts import cluster_file
 
 SLOWEST = "1 Mbit/s"
 """Least bandwidth of a slow link. A step over less takes days: another unit is meant."""
@@ -23,6 +22,8 @@ def made_cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:
     """The cluster that `table` names, relative to the scenario's `folder`; ScenarioError, with the
     key, where there is none."""
     if table.file is not None and table.preset is None:
+        from zsim.scenario.parts import cluster_file  # start-up: few bring a cluster of their own
+
         cluster = cluster_file.load(table.file, folder=folder, nodes=table.nodes, ranks=table.ranks)
         return _with_network(cluster, table)
     if table.preset is None or table.file is not None:
