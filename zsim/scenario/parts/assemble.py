@@ -116,11 +116,11 @@ def _attempt(problems: list[str], make: Callable[..., Made], *arguments: Any) ->
 
 def _same_fields(kind: Callable[..., Made], table: Any) -> Made:
     """A part whose table has its very fields as keys."""
-    return kind(**table.model_dump())
+    return kind(**vars(table))
 
 
 def _precision(table: Any) -> Precision:
-    named = table.model_dump()
+    named = vars(table)
     return Precision(**{key: DTYPES.get(value, value) for key, value in named.items()})
 
 
@@ -129,7 +129,7 @@ def _execution(table: Any) -> Execution:
     """
     times = {field.name for field in fields(Execution) if field.name.endswith("_ns")}
     values: dict[str, Any] = {}
-    for key, value in table.model_dump().items():
+    for key, value in vars(table).items():
         if f"{key}_ns" in times:
             values[f"{key}_ns"] = None if value is None else parse_time(value)
         else:
