@@ -16,6 +16,8 @@ RUN = "#"
 PART = "@"
 """Between a block's fqn and the number of its part, where a unit inside the block lies between two
 of its own parts."""
+TRANSFORMERS = "transformers"
+"""The family of models that are lowered as the code of transformers runs them."""
 MODEL_INPUT = "x"
 """The model's floating-point input, cast, and further ones of a trace "x.1" and so on; in a second
 forward before the backward "x#2"."""

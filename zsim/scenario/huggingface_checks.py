@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zsim.models.checkpointing import Checkpointing
-from zsim.models.families.transformers import TransformersModel
 from zsim.models.repeats import most_runs
-from zsim.models.spec import ModelSpec
+from zsim.models.spec import TRANSFORMERS, ModelSpec
 from zsim.models.training_options import Batch
 from zsim.models.wrapping import Wrapping
 
@@ -17,7 +16,7 @@ def problems(
     wrapping: Wrapping, unused: tuple[str, ...],
 ) -> Iterator[str]:
     """One line each, with the scenario's key in front; nothing for any other model."""
-    if not isinstance(model, TransformersModel):
+    if model.family != TRANSFORMERS:
         return
     required = (
         ("model.uses", 1, most_runs(model)),

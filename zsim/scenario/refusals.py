@@ -14,13 +14,12 @@ from typing import Any
 from zsim import strategies
 from zsim.autograd.aten.sdpa import kernel_problem
 from zsim.autograd.traced.model import FAMILY, TracedModel
-from zsim.engine.costs import kernel_time
+from zsim.engine.costs.op_costs import kernel_time
 from zsim.engine.faults.fault import LostLink, SlowLink
 from zsim.errors import ZsimError
 from zsim.models import checkpointing
-from zsim.models.families.transformers import FAMILY as TRANSFORMERS
 from zsim.models.saving import Checkpoint
-from zsim.models.spec import ModelSpec
+from zsim.models.spec import TRANSFORMERS, ModelSpec
 from zsim.models.training_options import DTYPE_NAMES
 from zsim.models.wrapping import Wrapping
 from zsim.scenario import checkpoint_checks, huggingface_checks, offload_checks

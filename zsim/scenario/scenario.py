@@ -6,7 +6,6 @@ A Scenario's tables are its one source: fingerprint, files and TOML text follow 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tomllib
 from collections.abc import Sequence
@@ -301,7 +300,9 @@ class Scenario:
             text += self.gradient_dtype
         if "huggingface" in table.get("model", {}) or isinstance(self.model, TracedModel):
             text += repr(self.model)  # the tables name only the file that says it, if any does
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        from hashlib import sha256  # start-up: it loads OpenSSL, which many commands need not
+
+        return sha256(text.encode()).hexdigest()[:12]
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -23,7 +23,7 @@ from zsim.strategies.flat_buffer.groups import (
     saved_buffers,
 )
 from zsim.strategies.flat_buffer.layout import FlatModel
-from zsim.strategies.flat_buffer.swapping_step import step_class
+from zsim.strategies.flat_buffer.step_class import step_class
 from zsim.strategies.strategy import Formula, Strategy
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from zsim.io.notebook.html_table import html_table
 from zsim.io.quantities import Duration
 from zsim.io.units import counted, format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
@@ -88,6 +87,8 @@ class Fit:
 
     def _repr_html_(self) -> str:
         """The candidates as a table, for notebooks; an arrow marks the one to take."""
+        from zsim.io.notebook.html_table import html_table  # start-up: notebooks alone have tables
+
         return html_table(
             repr(self)[1:-1], ("", "candidate", "", "needs", "step"),
             [("→" if each is self.recommended else "", each.name, each.memory.verdict,

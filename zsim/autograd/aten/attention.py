@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from zsim.autograd.aten import gpt2, sdpa
-from zsim.autograd.aten.building_blocks import batched_matmul, clone, constant, view
+from zsim.autograd.aten import sdpa
+from zsim.autograd.aten.building_blocks import after_dropout, batched_matmul, clone, constant, view
 from zsim.autograd.aten.call import Call, Sizes
 from zsim.ir.ops import MASK_SCORES, SCALE_SCORES
 from zsim.models.operators import Operator
@@ -171,7 +171,7 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
         yield step("softmax", source, probabilities, saves=(probabilities,))
         if op.dropout:
             dropped = f"{name}.dropped"
-            yield from gpt2.dropped(probabilities, dropped, nbytes, sizes, drops=(probabilities,))
+            yield from after_dropout(probabilities, dropped, nbytes, sizes, drops=(probabilities,))
         return
     wide, softmax = nbytes // sizes.nbytes * sizes.softmax_nbytes, f"{name}.softmax"
     yield replace(
@@ -184,6 +184,6 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
     weights = probabilities
     if op.dropout:
         kept = replace(sizes, nbytes=sizes.softmax_nbytes)
-        yield from gpt2.dropped(softmax, f"{softmax}.dropped", wide, kept, drops=(softmax,))
+        yield from after_dropout(softmax, f"{softmax}.dropped", wide, kept, drops=(softmax,))
         softmax, weights = f"{softmax}.dropped", f"{name}.dropped"
     yield step("cast", softmax, weights, drops=(softmax,))

@@ -1,5 +1,5 @@
 """Calls that attention and rotary positions are made of: views, copies, constants, batched
-products.
+products, dropout.
 
 Views count where gradients pass through them: what lies transposed is copied when it is made flat
 again. Seen with torch 2.13.
@@ -7,6 +7,7 @@ again. Seen with torch 2.13.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from zsim.autograd.aten.call import Call, Sizes
@@ -61,4 +62,36 @@ def batched_matmul(
         shape=(heads, length, length, op.head_dim)
         if of_scores
         else (heads, length, op.head_dim, length),
+    )
+
+
+def after_dropout(source: str, name: str, nbytes: int, sizes: Sizes, **more: Any) -> Iterator[Call]:
+    """`source` of `nbytes` after dropout. Fused on CUDA, where a mask of one byte per element is
+    kept instead of the noise."""
+    if sizes.device == "cuda":
+        mask = nbytes // sizes.nbytes
+        yield Call(
+            operator="dropout",
+            inputs=(source,),
+            output=name,
+            nbytes=nbytes,
+            keeps=((f"{name}.mask", mask),),
+            gradients=(source,),
+            moved=2 * nbytes + mask,
+            backward_moved=2 * nbytes + mask,
+            **more,
+        )
+        return
+    noise = f"{name}.noise"
+    yield constant(noise, nbytes)
+    yield Call(
+        operator="dropout",
+        inputs=(source,),
+        output=name,
+        nbytes=nbytes,
+        saves=(noise,),
+        gradients=(source,),
+        moved=3 * nbytes,
+        backward_moved=3 * nbytes,
+        **(more | {"drops": (noise, *more.get("drops", ()))}),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from zsim.autograd.aten.building_blocks import constant, view
+from zsim.autograd.aten.building_blocks import after_dropout, view
 from zsim.autograd.aten.call import Call, Sizes
 from zsim.autograd.aten.transformers import packed_check, places
 from zsim.models.operators import Operator
@@ -49,39 +49,7 @@ def split(op: Operator, sizes: Sizes) -> Iterator[Call]:
 def dropout(op: Operator, sizes: Sizes) -> Iterator[Call]:
     """Noise of ones and zeros, scaled, times the value."""
     nbytes = sizes.nbytes * sizes.tokens * op.out_features
-    yield from dropped(op.inputs[0], op.output, nbytes, sizes)
-
-
-def dropped(source: str, name: str, nbytes: int, sizes: Sizes, **more: Any) -> Iterator[Call]:
-    """`source` of `nbytes` after dropout. Fused on CUDA, where a mask of one byte per element is
-    kept instead of the noise."""
-    if sizes.device == "cuda":
-        mask = nbytes // sizes.nbytes
-        yield Call(
-            operator="dropout",
-            inputs=(source,),
-            output=name,
-            nbytes=nbytes,
-            keeps=((f"{name}.mask", mask),),
-            gradients=(source,),
-            moved=2 * nbytes + mask,
-            backward_moved=2 * nbytes + mask,
-            **more,
-        )
-        return
-    noise = f"{name}.noise"
-    yield constant(noise, nbytes)
-    yield Call(
-        operator="dropout",
-        inputs=(source,),
-        output=name,
-        nbytes=nbytes,
-        saves=(noise,),
-        gradients=(source,),
-        moved=3 * nbytes,
-        backward_moved=3 * nbytes,
-        **(more | {"drops": (noise, *more.get("drops", ()))}),
-    )
+    yield from after_dropout(op.inputs[0], op.output, nbytes, sizes)
 
 
 def gelu_new(op: Operator, sizes: Sizes) -> Iterator[Call]:

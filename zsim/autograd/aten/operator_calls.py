@@ -8,13 +8,12 @@ Seen with a dispatch-level meter on the CPU with torch 2.13, on CUDA read from t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from zsim.autograd.aten import gpt2, losses, transformers
-from zsim.autograd.aten.attention import attention, rotary
 from zsim.autograd.aten.call import Call, Sizes
+from zsim.io.loaded import Loaded
 from zsim.ir.ops import NORM_STEP
 from zsim.models.operators import COMPOSITE, ONE_NODE, Operator, OperatorKind
 from zsim.models.training_options import DTYPE_NBYTES, Batch, Device
@@ -165,7 +164,7 @@ def _rms_norm(op: Operator, sizes: Sizes) -> Iterator[Call]:
     in float32. The composite that models write themselves is the same on both.
     """
     if op.implementation == COMPOSITE:
-        yield from transformers.upcast_norm(op, sizes)
+        yield from _ELSEWHERE["upcast_norm"](op, sizes)
         return
     nbytes = sizes.nbytes * sizes.tokens * op.out_features
     if sizes.device == "cuda":
@@ -285,38 +284,42 @@ def _cast_to(op: Operator, sizes: Sizes) -> Iterator[Call]:
         )
 
 
-_CALLS: dict[OperatorKind, Callable[[Operator, Sizes], Iterator[Call]]] = {
+MakesCalls = Callable[[Operator, Sizes], Iterator[Call]]
+_OWN: dict[OperatorKind, MakesCalls] = {
     "linear": _linear,
     "embedding": _embedding,
     "positions": _positions,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
-    "attention": attention,
-    "rotary": rotary,
     "gelu": _gelu,
     "swiglu": _swiglu,
     "residual": _residual,
     "cast": _cast_to,
-    "cross_entropy": losses.cross_entropy,
-    "upcast_norm": transformers.upcast_norm,
-    "shifted_norm": transformers.shifted_norm,
-    "scale": transformers.scale,
-    "rotary_tables": transformers.rotary_tables,
-    "heads": transformers.heads,
-    "rotate": transformers.rotate,
-    "rotate_part": transformers.rotate_part,
-    "chunk": transformers.chunk,
-    "parts": transformers.parts,
-    "by_token": transformers.by_token,
-    "silu": transformers.silu,
-    "multiply": transformers.multiply,
-    "conv1d": gpt2.conv1d,
-    "split": gpt2.split,
-    "dropout": gpt2.dropout,
-    "gelu_new": gpt2.gelu_new,
-    "position_embedding": gpt2.position_embedding,
-    "causal_loss": transformers.causal_loss,
 }
+_ELSEWHERE: Mapping[str, MakesCalls] = Loaded({
+    "attention": "zsim.autograd.aten.attention:attention",
+    "rotary": "zsim.autograd.aten.attention:rotary",
+    "cross_entropy": "zsim.autograd.aten.losses:cross_entropy",
+    "upcast_norm": "zsim.autograd.aten.transformers:upcast_norm",
+    "shifted_norm": "zsim.autograd.aten.transformers:shifted_norm",
+    "scale": "zsim.autograd.aten.transformers:scale",
+    "rotary_tables": "zsim.autograd.aten.transformers:rotary_tables",
+    "heads": "zsim.autograd.aten.transformers:heads",
+    "rotate": "zsim.autograd.aten.transformers:rotate",
+    "rotate_part": "zsim.autograd.aten.transformers:rotate_part",
+    "chunk": "zsim.autograd.aten.transformers:chunk",
+    "parts": "zsim.autograd.aten.transformers:parts",
+    "by_token": "zsim.autograd.aten.transformers:by_token",
+    "silu": "zsim.autograd.aten.transformers:silu",
+    "multiply": "zsim.autograd.aten.transformers:multiply",
+    "conv1d": "zsim.autograd.aten.gpt2:conv1d",
+    "split": "zsim.autograd.aten.gpt2:split",
+    "dropout": "zsim.autograd.aten.gpt2:dropout",
+    "gelu_new": "zsim.autograd.aten.gpt2:gelu_new",
+    "position_embedding": "zsim.autograd.aten.gpt2:position_embedding",
+    "causal_loss": "zsim.autograd.aten.transformers:causal_loss",
+})
+"""Operators whose calls are in other files, of which few models need all."""
 
 
 def calls(
@@ -324,7 +327,8 @@ def calls(
 ) -> tuple[Call, ...]:
     """The aten calls of `operator` for one micro-batch on `device`, in forward order."""
     reads = dtype if operator.kind == "cast" else operator.dtype or dtype
-    made = tuple(_CALLS[operator.kind](operator, Sizes(batch, DTYPE_NBYTES[reads], device)))
+    makes = _OWN.get(operator.kind) or _ELSEWHERE[operator.kind]
+    made = tuple(makes(operator, Sizes(batch, DTYPE_NBYTES[reads], device)))
     if operator.drops:
         made = (*made[:-1], replace(made[-1], drops=(*made[-1].drops, *operator.drops)))
     return tuple(replace(call, dtype=operator.dtype) for call in made) if operator.dtype else made

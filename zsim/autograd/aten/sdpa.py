@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from zsim.autograd.aten.building_blocks import (
+    after_dropout,
     attention_flops,
     batched_matmul,
     clone,
@@ -15,7 +16,6 @@ from zsim.autograd.aten.building_blocks import (
     view,
 )
 from zsim.autograd.aten.call import Call, Sizes
-from zsim.autograd.aten.gpt2 import dropped
 from zsim.models.operators import Operator
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES, Device, Precision
@@ -320,4 +320,6 @@ def _weights(op: Operator, sizes: Sizes) -> Iterator[Call]:
         backward_moved=3 * nbytes,
     )
     if op.dropout:
-        yield from dropped(probabilities, f"{name}.dropped", nbytes, sizes, drops=(probabilities,))
+        yield from after_dropout(
+            probabilities, f"{name}.dropped", nbytes, sizes, drops=(probabilities,)
+        )

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby, takewhile
 
-from zsim.autograd.aten.autocast import Autocast
 from zsim.autograd.aten.call import Call
 from zsim.autograd.aten.operator_calls import calls
 from zsim.autograd.checkpoint_regions import OperatorCalls, Region, packs_something
@@ -70,6 +69,8 @@ def maker_of_calls(
 ) -> Maker:
     """A function that makes an operator's calls; under autocast it follows the values' dtypes."""
     if autocast != "none":
+        from zsim.autograd.aten.autocast import Autocast  # start-up: few models run under it
+
         return Autocast(dtype=autocast, batch=batch, device=device, uncached=uncached).calls
     return lambda operator, _: calls(operator, batch=batch, dtype=dtype, device=device)
 

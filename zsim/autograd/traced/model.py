@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from zsim.autograd.lowering.lowered import NOTHING, LoweredModule, UnitHooks
-from zsim.autograd.traced.checks import problems
 from zsim.errors import ZsimError
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc
@@ -293,6 +292,8 @@ def check(model: TracedModel) -> TracedModel:
 def _require_laws(
     model: TracedModel, traces: Iterable[tuple[tuple[LoweredModule, ...], bool]]
 ) -> None:
+    from zsim.autograd.traced.checks import problems  # start-up: few models are traced
+
     loss = Buffer.of(model.modules[-1].fqn if model.modules else "", LOSS)
     for lowered, views in traces:
         for where, expected, instead in problems(model, lowered, loss=loss, views=views):

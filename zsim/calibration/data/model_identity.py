@@ -8,10 +8,13 @@ another type of its loss make no other model.
 from __future__ import annotations
 
 from dataclasses import MISSING, asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from zsim.models.families import FAMILIES, Sizes, changed, preset
+from zsim.models.families import FAMILIES, changed, preset
 from zsim.scenario.scenario import Scenario
+
+if TYPE_CHECKING:
+    from zsim.models.families import Sizes
 
 WORDS: dict[str, str] = {
     "num_layers": "layers", "hidden_size": "wide", "num_heads": "heads", "vocabulary": "words"

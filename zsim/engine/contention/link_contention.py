@@ -28,6 +28,10 @@ class Clock(Protocol):
         """Call `call` in `delay` nanoseconds."""
         ...
 
+    def run(self) -> None:
+        """Make every call, until none is left."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class _Flow:

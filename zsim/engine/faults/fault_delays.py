@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from zsim.engine.faults.draws import draw_ns
 from zsim.engine.faults.fault import Fault, Jitter, LateStart, SlowRank
 from zsim.engine.timeline import CostModel, Delays
 from zsim.ir.ops import COLLECTIVES, Op
@@ -33,6 +32,8 @@ def _delays(
     ops: tuple[Op, ...], faults: Sequence[SlowRank | LateStart | Jitter], *, rank: int,
     costs: CostModel,
 ) -> Delays:
+    from zsim.engine.faults.draws import draw_ns  # start-up: it loads OpenSSL
+
     longer: dict[int, int] = {}
     later = 0
     for fault in faults:

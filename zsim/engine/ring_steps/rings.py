@@ -31,6 +31,25 @@ RunAlone = Callable[[Communicator, int, Callable[[], None]], None]
 """Runs what is no ring's and takes so many ns alone on its links, and calls back at its end."""
 
 
+class StepClock:
+    """The clock of a simulation with processes of simpy."""
+
+    def __init__(self) -> None:
+        self.environment = simpy.Environment()
+
+    def now(self) -> int:
+        """The present, in ns."""
+        return int(self.environment.now)
+
+    def after(self, delay: int, call: Callable[[], None]) -> None:
+        """Call `call` in `delay` nanoseconds."""
+        self.environment.timeout(delay).callbacks.append(lambda _: call())
+
+    def run(self) -> None:
+        """Make every call and run every process, until none is left."""
+        self.environment.run()
+
+
 class Rings:
     """The rings of a Program's communicators, and the plans of what goes round them."""
 
@@ -72,15 +91,15 @@ class Rings:
         """EventsError where so many simulations have too many events."""
         require_few(self.events * seeds, what=SHARED)
 
+    def clock(self) -> StepClock:
+        """The clock of one simulation."""
+        return StepClock()
+
     def at_work(
-        self,
-        environment: simpy.Environment,
-        *,
-        run_alone: RunAlone,
-        records: list[HopRecord] | None,
+        self, clock: StepClock, *, run_alone: RunAlone, records: list[HopRecord] | None
     ) -> RingsAtWork:
-        """The rings in one simulation."""
-        return RingsAtWork(self, environment, run_alone=run_alone, records=records)
+        """The rings in the simulation with that `clock`."""
+        return RingsAtWork(self, clock.environment, run_alone=run_alone, records=records)
 
     def _shared(self, collective: IssuedCollective) -> int:
         """Ways over shared links that the chunks of a collective take."""

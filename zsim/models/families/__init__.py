@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zsim.errors import ScenarioError
-from zsim.models.families import aliases, gpt, llama, mlp
+from zsim.io.loaded import Loaded
+from zsim.models.families import aliases
+from zsim.models.families.family import Family
+from zsim.models.families.mlp import MlpSizes
 from zsim.models.spec import ModelSpec
 from zsim.presets import preset_names, preset_table
 from zsim.records import dataclass
 
-Sizes = mlp.MlpSizes | gpt.GptSizes | llama.LlamaSizes
+if TYPE_CHECKING:
+    from zsim.models.families.gpt import GptSizes
+    from zsim.models.families.llama import LlamaSizes
+
+    Sizes = MlpSizes | GptSizes | LlamaSizes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """A family's sizes and how they are built."""
-
-    sizes: type[Any]
-    build: Callable[..., ModelSpec]
-
-
-FAMILIES: dict[str, Family] = {
-    "mlp": Family(sizes=mlp.MlpSizes, build=mlp.build),
-    "gpt": Family(sizes=gpt.GptSizes, build=gpt.build),
-    "llama": Family(sizes=llama.LlamaSizes, build=llama.build),
-}
+FAMILIES: Mapping[str, Family] = Loaded({
+    name: f"{__name__}.{name}:FAMILY" for name in ("mlp", "gpt", "llama")
+})
 
 
 LISTED_LENGTH = 2048
@@ -50,7 +47,7 @@ class Preset:
     def has_open_positions(self) -> bool:
         """True where a model has as many learned positions, and so parameters, as the scenario's
         sequences have tokens."""
-        return isinstance(self.sizes, gpt.GptSizes) and not self.sizes.max_positions
+        return not getattr(self.sizes, "max_positions", True)
 
 
 def presets() -> tuple[str, ...]:
@@ -107,7 +104,7 @@ def changed(
     sizes = chosen.sizes
     if loss_dtype is not None:
         sizes = replace(sizes, loss_dtype=loss_dtype)  # type: ignore[arg-type]
-    if isinstance(sizes, mlp.MlpSizes):
+    if isinstance(sizes, MlpSizes):
         layers = len(sizes.dims) - 1
         return (
             sizes

@@ -3,6 +3,7 @@ this shape."""
 
 from __future__ import annotations
 
+from zsim.models.families.family import Family
 from zsim.models.families.layers import (
     LossDtype,
     dropped,
@@ -94,3 +95,6 @@ def build(sizes: GptSizes, *, name: str, sequence_length: int) -> ModelSpec:
             final_norm, vocabulary=sizes.vocabulary, tied=sizes.tied, loss_dtype=sizes.loss_dtype
         ),
     )
+
+
+FAMILY = Family(sizes=GptSizes, build=build)

@@ -5,6 +5,7 @@ Llama 2 and 3, Mistral and, with biases on q, k and v, Qwen2 have this shape.
 
 from __future__ import annotations
 
+from zsim.models.families.family import Family
 from zsim.models.families.layers import (
     LossDtype,
     elementwise,
@@ -110,3 +111,6 @@ def build(sizes: LlamaSizes, *, name: str, sequence_length: int) -> ModelSpec:
             final_norm, vocabulary=sizes.vocabulary, tied=sizes.tied, loss_dtype=sizes.loss_dtype
         ),
     )
+
+
+FAMILY = Family(sizes=LlamaSizes, build=build)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from zsim.errors import ScenarioError
+from zsim.models.families.family import Family
 from zsim.models.families.layers import LossDtype, cross_entropy, linear, parameters_of
 from zsim.models.operators import Operator
 from zsim.models.spec import ROOT, ModelSpec, Module, ParamGroup
@@ -53,3 +54,6 @@ def build(sizes: MlpSizes, *, name: str, sequence_length: int) -> ModelSpec:
     units = [ParamGroup(fqn=ROOT, parameters=parameters_of(head))]
     units += [ParamGroup(fqn=module.fqn, parameters=parameters_of(module)) for module in modules]
     return ModelSpec(name=name, family="mlp", modules=(*modules, head), units=tuple(units))
+
+
+FAMILY = Family(sizes=MlpSizes, build=build)

@@ -20,10 +20,9 @@ from zsim.models.families.layers import (
     parameters_of,
 )
 from zsim.models.operators import Operator
-from zsim.models.spec import ROOT, ModelSpec, Module, Parameter, ParamGroup
+from zsim.models.spec import ROOT, TRANSFORMERS, ModelSpec, Module, Parameter, ParamGroup
 from zsim.records import dataclass
 
-FAMILY = "transformers"
 EMBED, HEAD = "embed", "head"
 PLACES = f"{EMBED}:h.places"
 """The places of tokens, which the model's own forward holds until its last norm is over."""
@@ -99,7 +98,7 @@ def assembled(
     )
     return TransformersModel(
         name=name,
-        family=FAMILY,
+        family=TRANSFORMERS,
         modules=(embed, *blocks, head),
         units=(ParamGroup(fqn=ROOT, parameters=root), *units),
         config=config,

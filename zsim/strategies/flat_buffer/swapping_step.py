@@ -24,10 +24,8 @@ from zsim.models.training_options import DTYPE_NBYTES
 from zsim.records import dataclass
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.optimizers import state_names
-from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
 from zsim.strategies.flat_buffer.groups import FlatGroup
 from zsim.strategies.flat_buffer.host_buffers import PARAMETER_BUFFERS
-from zsim.strategies.flat_buffer.layout import FlatModel
 from zsim.strategies.flat_buffer.offloaded_step import OffloadedStep
 
 
@@ -103,10 +101,3 @@ class SwappingStep(OffloadedStep):
 
 def _drive(operator: str, nbytes: int) -> tuple[Kernel, ...]:
     return (Kernel(operator, 0, nbytes, MASTER_DTYPE, location="drive"),) if nbytes else ()
-
-
-def step_class(model: FlatModel) -> type[FlatBufferStep]:
-    """The class of a step of `model`, by where its states are."""
-    if model.offload.optimizer == "nvme":
-        return SwappingStep
-    return OffloadedStep if model.offload.optimizer else FlatBufferStep
