@@ -19,9 +19,9 @@ from zsim.cluster.collectives import LIBRARIES
 from zsim.cluster.devices import PresetFigure
 from zsim.cluster.measured_times import times_of
 from zsim.engine.contention.overlap import COMPUTE as COMPUTE_KINDS
+from zsim.engine.costs import kernel_time as compute
 from zsim.engine.costs.kernel_time import STREAMS
 from zsim.engine.costs.op_costs import Costs
-from zsim.engine.costs.op_costs import kernel_time as compute
 from zsim.engine.equal_micro_batches import Repeated
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.timeline import Timeline, Times

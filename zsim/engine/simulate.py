@@ -269,7 +269,7 @@ class _Engine:
     def __init__(self, prepared: Prepared, delays: Sequence[Delays]) -> None:
         self.costs, self.prepared = prepared.costs, prepared
         self.representatives = prepared.representatives
-        stepped = prepared.rings and prepared.rings.clock()
+        stepped = None if prepared.rings is None else prepared.rings.clock()
         self.clock: Clock = stepped or _Queue()
         self.links = SharedLinks(self.clock)
         self.hops: list[HopRecord] | None = [] if prepared.note_hops else None

@@ -14,7 +14,7 @@ from typing import Any
 from zsim import strategies
 from zsim.autograd.aten.sdpa import kernel_problem
 from zsim.autograd.traced.model import FAMILY, TracedModel
-from zsim.engine.costs.op_costs import kernel_time
+from zsim.engine.costs import kernel_time
 from zsim.engine.faults.fault import LostLink, SlowLink
 from zsim.errors import ZsimError
 from zsim.models import checkpointing

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from zsim.io.loaded import Loaded
 from zsim.ir.mesh import Mesh
+from zsim.loaded import Loaded
 from zsim.models import wrapping
 from zsim.models.called_modules import by_module
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing

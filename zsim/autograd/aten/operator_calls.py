@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from zsim.autograd.aten.call import Call, Sizes
-from zsim.io.loaded import Loaded
 from zsim.ir.ops import NORM_STEP
+from zsim.loaded import Loaded
 from zsim.models.operators import COMPOSITE, ONE_NODE, Operator, OperatorKind
 from zsim.models.training_options import DTYPE_NBYTES, Batch, Device
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zsim.cluster.library import Library
-from zsim.io.loaded import Loaded
+from zsim.loaded import Loaded
 
 LIBRARIES: Mapping[str, Library] = Loaded({
     "ring": f"{__name__}.ring:LIBRARY", "gloo": f"{__name__}.gloo:LIBRARY",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.cluster.devices import Device
-from zsim.engine.costs.op_costs import kernel_time
+from zsim.engine.costs import kernel_time
 from zsim.engine.execution import Execution
 from zsim.ir.ops import Kernel
 from zsim.records import dataclass

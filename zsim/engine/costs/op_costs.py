@@ -23,8 +23,8 @@ from zsim.engine.contention.interference import (
     lost_share,
     remaining,
 )
+from zsim.engine.costs import host_work, kernel_time
 from zsim.engine.costs.driver_time import driver_ns
-from zsim.engine.costs.op_costs import host_work, kernel_time
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.faults.fault import LostLink
 from zsim.engine.timeline import NEVER

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from zsim.errors import ScenarioError
-from zsim.io.loaded import Loaded
+from zsim.loaded import Loaded
 from zsim.models.families import aliases
 from zsim.models.families.family import Family
 from zsim.models.families.mlp import MlpSizes

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives.nccl.placed import reached_bytes_per_s
-from zsim.engine.costs.op_costs.kernel_time import multiplied_in
+from zsim.engine.costs.kernel_time import multiplied_in
 from zsim.ir.laws import run_laws
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import CollectiveRecord, RankRun, Span

@@ -18,8 +18,8 @@ import zsim
 from tests.support.folders import MEASURED, SCENARIOS
 from tests.support.programs.hand_made import Plain, compute, gather, program
 from zsim.cli.main import main
+from zsim.engine.costs import driver_time
 from zsim.engine.costs.driver_time import driver_ns
-from zsim.engine.costs.op_costs import driver_time
 from zsim.engine.simulate import simulate
 from zsim.ir.ops import DriverCalls, Op
 from zsim.ir.program import PHASES
