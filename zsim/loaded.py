@@ -1,5 +1,7 @@
-"""Tables whose values are in modules that are imported when a value is first looked up: a command
-that needs one strategy, library or family waits for no other."""
+"""Tables of values by name, each imported when it is first looked up.
+
+A command that needs one strategy, library or family waits for no other.
+"""
 
 from __future__ import annotations
 

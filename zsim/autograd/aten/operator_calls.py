@@ -319,7 +319,7 @@ _ELSEWHERE: Mapping[str, MakesCalls] = Loaded({
     "position_embedding": "zsim.autograd.aten.gpt2:position_embedding",
     "causal_loss": "zsim.autograd.aten.transformers:causal_loss",
 })
-"""Operators whose calls are in other files, of which few models need all."""
+"""Operators whose calls are in other files. Few models need all."""
 
 
 def calls(

@@ -31,7 +31,7 @@ RunAlone = Callable[[Communicator, int, Callable[[], None]], None]
 """Runs what is no ring's and takes so many ns alone on its links, and calls back at its end."""
 
 
-class StepClock:
+class SimpyClock:
     """The clock of a simulation with processes of simpy."""
 
     def __init__(self) -> None:
@@ -91,12 +91,12 @@ class Rings:
         """EventsError where so many simulations have too many events."""
         require_few(self.events * seeds, what=SHARED)
 
-    def clock(self) -> StepClock:
+    def clock(self) -> SimpyClock:
         """The clock of one simulation."""
-        return StepClock()
+        return SimpyClock()
 
     def at_work(
-        self, clock: StepClock, *, run_alone: RunAlone, records: list[HopRecord] | None
+        self, clock: SimpyClock, *, run_alone: RunAlone, records: list[HopRecord] | None
     ) -> RingsAtWork:
         """The rings in the simulation with that `clock`."""
         return RingsAtWork(self, clock.environment, run_alone=run_alone, records=records)

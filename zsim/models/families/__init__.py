@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from zsim.errors import ScenarioError
 from zsim.loaded import Loaded
 from zsim.models.families import aliases
-from zsim.models.families.family import Family
 from zsim.models.families.mlp import MlpSizes
+from zsim.models.family import Family
 from zsim.models.spec import ModelSpec
 from zsim.presets import preset_names, preset_table
 from zsim.records import dataclass

@@ -3,7 +3,6 @@ this shape."""
 
 from __future__ import annotations
 
-from zsim.models.families.family import Family
 from zsim.models.families.layers import (
     LossDtype,
     dropped,
@@ -15,6 +14,7 @@ from zsim.models.families.layers import (
     norm,
 )
 from zsim.models.families.size_checks import require_dividing_heads
+from zsim.models.family import Family
 from zsim.models.operators import AttentionKind, Operator
 from zsim.models.spec import ROOT, ModelSpec, Module
 from zsim.records import dataclass

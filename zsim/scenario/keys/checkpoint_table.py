@@ -7,7 +7,7 @@ from typing import Annotated
 from zsim.io.units import parse_period
 from zsim.models.saving import Checkpoint, CheckpointFormat
 from zsim.records import dataclass
-from zsim.scenario.keys.table import Bounds, key
+from zsim.scenario.keys.table import ValueBounds, key
 
 MOST_STEPS = 10**9
 BY_DEFAULT = Checkpoint()
@@ -43,7 +43,7 @@ class CheckpointTable:
         meaning="Whole tensors of a consolidated one go to rank 0's host memory; false: every "
                     "device keeps them until they are written.",
     )
-    every: Annotated[int, Bounds(ge=1, le=MOST_STEPS)] | Period | None = key(
+    every: Annotated[int, ValueBounds(ge=1, le=MOST_STEPS)] | Period | None = key(
         default=None, meaning='Steps, or time of training as "30 min", between two of them.'
     )
     mean_time_between_failures: Period | None = key(

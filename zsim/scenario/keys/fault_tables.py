@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 from zsim.engine.faults.fault import Distribution, Each, Jitter
 from zsim.ir.ops import COLLECTIVES, OP_KINDS
 from zsim.records import dataclass
-from zsim.scenario.keys.table import MAX_NAME, Bounds, Delay, Table, key, table_of
+from zsim.scenario.keys.table import MAX_NAME, Delay, Table, ValueBounds, key, table_of
 
-Rank = Annotated[int, Bounds(ge=0, le=1_000_000, description="The rank, from 0.")]
-Node = Annotated[int, Bounds(ge=0, le=100_000, description="The node, from 0.")]
-Nic = Annotated[int, Bounds(ge=0, le=1024, description="The NIC in the node, from 0.")]
+Rank = Annotated[int, ValueBounds(ge=0, le=1_000_000, description="The rank, from 0.")]
+Node = Annotated[int, ValueBounds(ge=0, le=100_000, description="The node, from 0.")]
+Nic = Annotated[int, ValueBounds(ge=0, le=1024, description="The NIC in the node, from 0.")]
 
 
 def _op_of(kinds: Collection[str], example: str) -> Callable[[str], str]:
@@ -30,7 +30,7 @@ def _op_of(kinds: Collection[str], example: str) -> Callable[[str], str]:
 AnyOp = Annotated[
     str,
     _op_of(OP_KINDS, "backward blocks.1"),
-    Bounds(
+    ValueBounds(
         max_length=MAX_NAME,
         description="The op in whose place it ends, by kind and unit in `zsim show --program`: the "
                     'first "backward blocks.1" of the steady step.',
@@ -39,7 +39,7 @@ AnyOp = Annotated[
 Collective = Annotated[
     str,
     _op_of(COLLECTIVES, "all_gather blocks.1"),
-    Bounds(
+    ValueBounds(
         max_length=MAX_NAME,
         description="The collective, by kind and unit in `zsim show --program`: the first "
                     '"all_gather blocks.1" of the steady step.',

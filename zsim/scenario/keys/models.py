@@ -10,10 +10,10 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
-from zsim.scenario.keys.table import Bounds, Key, Table, table_in
+from zsim.scenario.keys.table import Key, Table, ValueBounds, table_in
 
 
-class Model(BaseModel):
+class TableModel(BaseModel):
     """Base of every model: strict types, no unknown keys, finite numbers.
 
     Most are checked inside a larger one. The others build their validators when they are used.
@@ -28,11 +28,11 @@ class Model(BaseModel):
 def model_of(table: Table) -> type[BaseModel]:
     """The model of a table."""
     keys: dict[str, Any] = {name: _field(key) for name, key in table.keys.items()}
-    return create_model(table.name, __base__=Model, __doc__=table.meaning, **keys)
+    return create_model(table.name, __base__=TableModel, __doc__=table.meaning, **keys)
 
 
 def made(table: Table, values: BaseModel) -> Any:
-    """What `table` makes of a model that is checked."""
+    """The object that `table` makes of a model that is checked."""
     return table.make(**{
         name: _made(key.kind, getattr(values, name)) for name, key in table.keys.items()
     })
@@ -57,7 +57,7 @@ def _kind(kind: Any) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         extras = [
-            Field(**extra.named) if isinstance(extra, Bounds) else AfterValidator(extra)
+            Field(**extra.named) if isinstance(extra, ValueBounds) else AfterValidator(extra)
             for extra in arguments[1:]
         ]
         return Annotated[_kind(arguments[0]), *extras]

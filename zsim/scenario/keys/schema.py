@@ -27,10 +27,10 @@ from zsim.scenario.keys.checkpoint_table import CheckpointTable
 from zsim.scenario.keys.table import (
     MAX_NAME,
     MOST_FAULTS,
-    Bounds,
     Key,
     Pause,
     Table,
+    ValueBounds,
     key,
     table_of,
 )
@@ -45,7 +45,7 @@ MAX_NAMES = 1024
 """The most entries of a list of names or patterns."""
 DtypeName = Literal["fp32", "bf16", "fp16"]
 Names = Annotated[
-    tuple[Annotated[str, Bounds(max_length=MAX_NAME)], ...], Bounds(max_length=MAX_NAMES)
+    tuple[Annotated[str, ValueBounds(max_length=MAX_NAME)], ...], ValueBounds(max_length=MAX_NAMES)
 ]
 
 
@@ -119,7 +119,7 @@ class ModelTable:
     traced: str | None = key(
         default=None, meaning="The file of a traced nn.Module, beside the scenario."
     )
-    uses: Annotated[int, Bounds(ge=1, le=MAX_USES)] | UsesTable = key(
+    uses: Annotated[int, ValueBounds(ge=1, le=MAX_USES)] | UsesTable = key(
         default=1,
         meaning="Runs of each block in a forward, on the same weights; a table says in which "
                     "`order`.",
@@ -281,7 +281,7 @@ TABLES: Mapping[str, Table] = {
             ),
             "nested": _key("Modules of each block that are units inside the block's unit."),
         },
-        {"every": Annotated[int, Bounds(ge=1, le=MAX_SIZE)] | Literal["all"], "nested": Names},
+        {"every": Annotated[int, ValueBounds(ge=1, le=MAX_SIZE)] | Literal["all"], "nested": Names},
     ),
     "execution": _derived(
         "ExecutionTable", Execution,
@@ -468,15 +468,15 @@ def _fields(options: type[Any]) -> dict[str, Key]:
     `most` of a field's metadata where it has one."""
     hints = get_type_hints(options)
     kinds: dict[Any, Any] = {
-        int: Annotated[int, Bounds(ge=0, le=MAX_SIZE)],
-        float: Annotated[float, Bounds(ge=0, lt=1)],  # a share
-        float | None: Annotated[float, Bounds(ge=0, le=MAX_SIZE)] | None,
+        int: Annotated[int, ValueBounds(ge=0, le=MAX_SIZE)],
+        float: Annotated[float, ValueBounds(ge=0, lt=1)],  # a share
+        float | None: Annotated[float, ValueBounds(ge=0, le=MAX_SIZE)] | None,
         Granularity: BucketSize,
     }
     return {
         field.name: _described(
             field.name,
-            Annotated[int, Bounds(ge=0, le=field.metadata["most"])]
+            Annotated[int, ValueBounds(ge=0, le=field.metadata["most"])]
             if "most" in field.metadata
             else kinds.get(hints[field.name], hints[field.name]),
             field.default,

@@ -36,7 +36,7 @@ class UnsureError(Exception):
     """A table that pydantic is to judge."""
 
 
-class Bounds:
+class ValueBounds:
     """Bounds of a kind of values, by the names in `WITHIN`, and its meaning, `description`.
     In `Annotated` it stands beside functions that raise ValueError for a value that is none."""
 
@@ -144,14 +144,14 @@ def _taken(kind: Any, bounds: Mapping[str, Any], value: Any) -> Any:
 
 
 def _checked(arguments: tuple[Any, ...], bounds: Mapping[str, Any], value: Any) -> Any:
-    """The value of an Annotated kind: within its Bounds, and as its functions return it."""
+    """The value of an Annotated kind: within its ValueBounds, and as its functions return it."""
     kind, *extras = arguments
     for extra in extras:
-        if isinstance(extra, Bounds):
+        if isinstance(extra, ValueBounds):
             bounds = {**extra.named, **bounds}
     value = _taken(kind, bounds, value)
     for check in extras:
-        if not isinstance(check, Bounds):
+        if not isinstance(check, ValueBounds):
             try:
                 value = check(value)
             except ValueError:  # of which those of units are too

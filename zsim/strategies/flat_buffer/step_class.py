@@ -17,5 +17,5 @@ _OFFLOADED: Mapping[str, type[FlatBufferStep]] = Loaded({
 
 def step_class(model: FlatModel) -> type[FlatBufferStep]:
     """The class of a step of `model`, by where its states are."""
-    place = model.offload.optimizer
-    return _OFFLOADED[place] if place else FlatBufferStep
+    offloaded_to = model.offload.optimizer
+    return _OFFLOADED[offloaded_to] if offloaded_to else FlatBufferStep
