@@ -22,6 +22,9 @@ os.environ["ZSIM_NO_CALIBRATE"] = "1"
 os.environ.pop("COLUMNS", None)
 os.unsetenv("COLUMNS")
 
+gc.set_threshold(50_000, 20, 50)
+"""Objects made before the garbage collector looks: by default it takes a twentieth of the suite."""
+
 collect_ignore = ["user_project"]
 """A project of its own, whose tests test_user_project.py runs in sessions of theirs."""
 
