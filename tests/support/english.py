@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 MAX_WORDS = 25
@@ -23,6 +24,12 @@ FEW_WORDS = 4
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[:;])\s+(?=[A-Z])")
 _RELATIVES = re.compile(r"\b(?:which|whose|whom|who)\b", re.IGNORECASE)
 _CODE = re.compile(r"`[^`]*`|\([^()]*\)|\[[^\[\]]*\]|\"[^\"]*\"|https?://\S+")
+
+
+@lru_cache(maxsize=1)
+def tree_of(file: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -96,7 +103,7 @@ def vague_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def breaches(file: Path) -> Iterator[str]:
     """Each breach of a rule in `file`, as FILE:LINE RULE: TEXT."""
     yield from breaches_of_docstrings_and_names(file)
-    for line, text in messages(ast.parse(file.read_text(encoding="utf-8"))):
+    for line, text in messages(tree_of(file)):
         for opener in vague_openers(text):
             yield f"{file}:{line} a noun or a verb first: {opener}"
         for sentence in long_sentences(text.replace("; ", ". ")):
@@ -105,7 +112,7 @@ def breaches(file: Path) -> Iterator[str]:
 
 def breaches_of_docstrings_and_names(file: Path) -> Iterator[str]:
     """Each breach in a file of tests, whose literals are scenarios and no messages."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = tree_of(file)
     for line, text in docstrings(tree):
         for opener in vague_openers(text):
             yield f"{file}:{line} a noun or a verb first: {opener}"
