@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zsim
@@ -151,6 +151,7 @@ def test_traffic_is_that_of_both_stages(case: zsim.Scenario) -> None:
     assert {name: n for name, n in seen.items() if name.split()[1] not in frozen} == expected
 
 
+@settings(max_examples=40)
 @given(hybrids())
 def test_every_hybrid_obeys_all_laws(case: zsim.Scenario) -> None:
     assert check_laws(zsim.simulate(case)) == len(LAWS)
