@@ -7,7 +7,8 @@ import re
 import pytest
 
 from tests.zreal.testing.conftest import RankSessions
-from zreal.testing.judgement.roll_call import roll_call
+from zreal.processes.reports.stacks import Frame
+from zreal.testing.judgement.roll_call import body_frames, roll_call
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.gloo
@@ -170,6 +171,12 @@ def absent():
     assert majority == others
     assert frames[-1].endswith('test_user.py", line 10, in test_it')
     assert "in all_reduce" in frames[0]
+
+
+def test_frames_of_torch_that_call_each_other_are_told_as_one() -> None:
+    torch, user = "/env/site-packages/torch", Frame("train.py", 3, "train")
+    inner, outer = Frame(f"{torch}/c10d.py", 1, "wait"), Frame(f"{torch}/module.py", 2, "call")
+    assert body_frames((inner, outer, outer, user, outer)) == (inner, user, outer)
 
 
 @pytest.mark.parametrize(

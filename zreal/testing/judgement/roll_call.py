@@ -14,6 +14,8 @@ BELOW = ("/zreal/testing/on_rank/bodies.py", "/zreal/testing/on_rank/rank_plugin
 """Parts of the names of files from which the body of a test, or a fixture, is called."""
 OWN = ("/zreal/testing/on_rank/", "/zreal/torch_private.py")
 """Parts of the names of files that watch collectives."""
+TORCH = "-packages/torch/"
+"""Part of the names of files between whose frames nothing is told."""
 MOST_FRAMES = 12
 
 
@@ -40,8 +42,16 @@ def roll_call(ranks: Sequence[RankStatus]) -> str:
 
 
 def body_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Frames of the body of a test, the innermost first, without what called it."""
+    """Frames of the body of a test, the innermost first, without what called it.
+
+    Of torch's own that call each other it is the innermost, so that the user's are not cut off.
+    """
     calls = (frame for frame in frames if any(part in frame.file for part in BELOW))
     below = next(calls, None)
     called = frames if below is None else frames[: frames.index(below)]
-    return tuple(frame for frame in called if not any(part in frame.file for part in OWN))
+    told = [frame for frame in called if not any(part in frame.file for part in OWN)]
+    pairs = zip([None, *told], told, strict=False)
+    return tuple(
+        frame for inner, frame in pairs
+        if inner is None or TORCH not in inner.file or TORCH not in frame.file
+    )

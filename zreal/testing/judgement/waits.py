@@ -21,6 +21,11 @@ MESSAGE = re.compile(
     r"rank (?P<target>\d+)(?P<rest>.*))"
 )
 """A message as a rank announces it."""
+LEFT_OUT = "look for a condition on the rank, or a loop with fewer turns there, as of a short batch"
+CROSSED = (
+    "let all ranks take groups in the same order, and of two ranks that exchange messages one "
+    "receive first"
+)
 STILL_S = 2.0
 """Seconds in which no rank announces anything, before it is asked whether all wait."""
 IDLE_S = 1.0
@@ -36,8 +41,8 @@ def stranded(ranks: Sequence[RankStatus]) -> str:
         ended = [other.rank for other in absent if other.done]
         if ended and (len(ended) == len(absent) or not _is_from_any(rank)):
             waits[rank.rank] = ended
-    return _report("ranks were left waiting: the test has ended on ranks that they wait for",
-                   ranks, waits)
+    head = "ranks were left waiting: the test has ended on ranks that they wait for"
+    return _report(head, ranks, waits, remedy=LEFT_OUT)
 
 
 def deadlock(ranks: Sequence[RankStatus]) -> str:
@@ -47,7 +52,7 @@ def deadlock(ranks: Sequence[RankStatus]) -> str:
     waits = {rank.rank: [other.rank for other in _absent(rank, ranks)] for rank in waiting}
     if not all(waits.values()):
         return ""
-    return _report("all ranks wait, and none can go on", ranks, waits)
+    return _report("all ranks wait, and none can go on", ranks, waits, remedy=CROSSED)
 
 
 @dataclass(slots=True)
@@ -91,12 +96,14 @@ def unmatched(messages: Sequence[dict[str, int]]) -> list[str]:
     ]
 
 
-def _report(head: str, ranks: Sequence[RankStatus], waits: dict[int, list[int]]) -> str:
+def _report(
+    head: str, ranks: Sequence[RankStatus], waits: dict[int, list[int]], *, remedy: str
+) -> str:
     lines = [
         f"rank {rank.rank} waits in {rank.last_collective} for {named(waits[rank.rank])}"
         for rank in ranks if rank.rank in waits
     ]
-    return "\n".join([head, *lines, roll_call(ranks)]) if lines else ""
+    return "\n".join([head, *lines, remedy, roll_call(ranks)]) if lines else ""
 
 
 def _is_from_any(rank: RankStatus) -> bool:
