@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.folders import ROOT
 from tests.zreal.testing.conftest import RankSessions
+from zreal.testing.judgement.output import sections
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.gloo
@@ -46,6 +47,16 @@ def test_a_failing_test_shows_what_its_ranks_printed_alike_output_once(
         "Captured [ranks 0-2] stdout call": f"… (whole under --zero-artifacts)\n{lines}",
         "Captured [ranks 0-2] stderr call": "from C",
     }
+
+
+def test_a_crash_is_shown_with_the_users_lines_and_without_what_called_them(tmp_path: Path) -> None:
+    user = ["Segmentation fault", '  File "test_user.py", line 3 in crash']
+    callers = ['  File "/zreal/testing/on_rank/rank_plugin.py", line 9 in call'] * 50
+    file = tmp_path / "rank_0.stderr"
+    file.write_text("\n".join([*user, *callers, "Extension modules: torch"]), encoding="utf-8")
+    assert list(sections(tmp_path, 1)) == [
+        ("[rank 0] stderr", "\n".join([*user, "Extension modules: torch"]))
+    ]
 
 
 def test_output_is_kept_whole_among_artifacts_of_failed_tests_or_of_all(
