@@ -112,6 +112,23 @@ def sharded_grid() -> list[Tables]:
     ]
 
 
+def adam_grid() -> list[Tables]:
+    """Every stage with DeepSpeed's own Adam on the host, also with parameters there."""
+    cases = [({}, 1, ON_HOST), (PRECISIONS[2], 2, ON_HOST), (PRECISIONS[1], 1, ALL_ON_HOST)]
+    return [
+        {
+            "model": MODELS[1],
+            "batch": {"micro_batch": 2, "sequence_length": 4, "accumulation": accumulation},
+            "cluster": {"preset": "cpu-gloo", "ranks": 2},
+            "strategy": {"name": name, "reduce_bucket_size": 300}, "precision": precision,
+            "optimizer": {} if accumulation == 2 else {"clip_norm": 0.5},
+            "offload": ON_HOST | {"adam": "deepspeed"} | states,
+        }
+        for name in (*ENGINE, "deepspeed3") for precision, accumulation, states in cases
+        if name == "deepspeed3" or states is ON_HOST
+    ]
+
+
 def draw_sharded(seed: int) -> Tables:
     """A random scenario of stage 3."""
     one_of = random.Random(seed).choice
@@ -256,7 +273,7 @@ def main() -> int:
     asked = parser.parse_args()
     sharded = [
         *sharded_grid(), *map(draw_sharded, seeds(asked.sharded_draws)),
-        *map(draw_transformers, seeds(asked.transformers_draws)),
+        *map(draw_transformers, seeds(asked.transformers_draws)), *adam_grid(),
     ]
     tables = [*([] if asked.only_sharded else [*grid(), *map(draw, seeds(asked.draws))]), *sharded]
     record = {

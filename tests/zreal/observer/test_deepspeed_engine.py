@@ -40,7 +40,7 @@ def wrong(row: dict[str, Any]) -> list[str]:
 
 def test_the_record_is_of_the_version_that_is_modelled() -> None:
     assert RECORD["deepspeed"].startswith("0.19.")
-    grids = [*measured.grid(), *measured.sharded_grid()]
+    grids = [*measured.grid(), *measured.sharded_grid(), *measured.adam_grid()]
     assert len(RECORD["rows"]) >= 150 + 60 + 20 + len(grids)
 
 
@@ -133,6 +133,13 @@ def test_kernels_of_gpus_are_refused_on_a_cpu() -> None:
     with pytest.raises(BackendUnavailableError, match="expected a GPU"):
         deepspeed_engine.require_kernels(case, device_type="cpu")
     deepspeed_engine.require_kernels(case, device_type="cuda")
+
+
+def test_an_adam_that_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Scenario(**measured.adam_grid()[0])
+    monkeypatch.setattr(deepspeed_engine, "which", {"g++": "/usr/bin/g++"}.get)
+    with pytest.raises(BackendUnavailableError, match="found no ninja"):
+        deepspeed_engine.require_kernels(case, device_type="cpu")
 
 
 def test_offloaded_states_have_deepspeeds_words() -> None:

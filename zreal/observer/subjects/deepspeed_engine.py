@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from shutil import which
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ LEAST_PATCH = 8
 SCALE_POWER = 8
 """The loss of fp16 is scaled by 2 to this power: DeepSpeed's own 16 would have it skip the first
 steps, whose gradients overflow."""
+COMPILERS = ("ninja", "g++")
+"""Tools that compile DeepSpeed's Adam for the host."""
 COMPILED_ON_CPU = "deepspeed_shm_comm"
 """Collectives in shared memory, which DeepSpeed would compile at each start, and no training calls.
 """
@@ -130,20 +133,20 @@ def _inner(deepspeed: Any, scenario: Scenario, model: Model) -> torch.optim.Opti
 
 def require_kernels(scenario: Scenario, *, device_type: str) -> None:
     """BackendUnavailableError where the scenario needs kernels that DeepSpeed has for GPUs alone,
-    or would compile for minutes."""
-    if device_type != "cpu":
-        return
-    needed = {
-        "strategy.zero_quantized_weights":
-            getattr(scenario.options, "zero_quantized_weights", False),
-        'offload.adam = "deepspeed"': scenario.offload.adam == "deepspeed",
-    }
-    for where, is_asked in needed.items():
-        if is_asked:
-            raise BackendUnavailableError(
-                where=where, expected="a GPU, for DeepSpeed's own kernels", found="a CPU",
-                remedy="leave it out, or use the backend sim",
-            )
+    or cannot compile."""
+    if device_type == "cpu" and getattr(scenario.options, "zero_quantized_weights", False):
+        raise BackendUnavailableError(
+            where="strategy.zero_quantized_weights", expected="a GPU, for DeepSpeed's own kernels",
+            found="a CPU", remedy="leave it out, or use the backend sim",
+        )
+    missing = [tool for tool in COMPILERS if not which(tool)]
+    if scenario.offload.adam == "deepspeed" and missing:
+        raise BackendUnavailableError(
+            where='offload.adam = "deepspeed"',
+            expected=f"{' and '.join(COMPILERS)} on the path, with which DeepSpeed compiles its "
+                     "Adam at the first use",
+            found=f"no {missing[0]}", remedy="install it, or use adam = \"torch\"",
+        )
 
 
 def _deepspeed(device_type: str) -> Any:
