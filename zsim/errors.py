@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
-
-from zsim.records import dataclass
 
 MOST_SHOWN = 60
 """Longest excerpt of a value in an error message, in characters."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 
 from zsim.analysis.alternatives import changes, dropped
@@ -20,7 +20,6 @@ from zsim.io.units import format_bytes
 from zsim.ir.program import Program
 from zsim.memory.allocator.full_device import with_calls
 from zsim.memory.fits import FitsVerdict, MemoryVerdict, assess
-from zsim.records import dataclass
 from zsim.runs.step_time import StepTime, step_time
 from zsim.scenario import refusals
 from zsim.scenario.plan import Planned

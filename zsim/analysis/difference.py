@@ -8,12 +8,12 @@ same constants, so that differences are surer than the values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from zsim.analysis.growth import FIGURES, Growth, Limit, growths
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.run import RunRecord, band_of
-from zsim.records import dataclass
 from zsim.runs import metrics
 from zsim.runs.run import Run
 

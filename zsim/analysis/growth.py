@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from zsim.errors import ZsimError, shown
 from zsim.io.units import format_bytes, format_time
-from zsim.records import dataclass
 from zsim.runs.metrics import Figures
 
 _LIMIT = re.compile(r"\s*(\w+)\s*:\s*\+(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", re.ASCII)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from zsim.autograd.aten.call import Call
 from zsim.autograd.gradients import GradientPart
 from zsim.autograd.lowering.lowered import NodeOver, ParameterGradient
 from zsim.autograd.values import Values
 from zsim.ir.ops import Free
-from zsim.records import dataclass
 
 
 def differentiate(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from zsim.autograd.aten.call import Call
-from zsim.records import dataclass
 
 
 @dataclass(slots=True, eq=False)

@@ -7,12 +7,11 @@ Source: torch/csrc/autograd/input_buffer.cpp. `zsim.autograd.backward_node` make
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from zsim.autograd.aten.call import Call
 from zsim.autograd.lowering.lowered import SUM_OF_GRADIENTS, ParameterGradient
 from zsim.autograd.storages import Storages
-from zsim.records import dataclass
 
 GradientPart = tuple[str, str]
 """A value and a gradient of it."""

@@ -14,14 +14,13 @@ A copy is as large as the tensor, even where that is a view. Recomputation saves
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from zsim.autograd.aten.call import Call
 from zsim.autograd.checkpoint_regions import Region
 from zsim.autograd.lowering.lowered import HostCopies
 from zsim.autograd.values import Values
 from zsim.ir.ops import PAGEABLE, Alloc, Free, HostAlloc, Kernel, MemoryEvent
-from zsim.records import dataclass
 
 KEPT = 2
 """Regions whose inputs stay on the device while they are copied: DeepSpeed 0.19 waits for the

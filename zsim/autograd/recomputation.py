@@ -8,13 +8,12 @@ returns; both moments have a mark. At the end Python drops whatever it still hol
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.autograd.aten.call import Call
 from zsim.autograd.checkpoint_regions import OperatorCalls, Region, packs_its_output
 from zsim.autograd.lowering.lowered import InnerCall
 from zsim.autograd.values import Values, dead_after, last_uses
-from zsim.records import dataclass
 
 
 def recompute(values: Values, region: Region, *, unpacked: Iterable[str] = ()) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.autograd.lowering.lowered import TapeEvent
 from zsim.ir.ops import Alloc, Free
-from zsim.records import dataclass
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import InitVar, field
+from dataclasses import InitVar, dataclass, field
 
 from zsim.autograd.aten.call import Call
 from zsim.autograd.backward_node import differentiate
@@ -24,7 +24,6 @@ from zsim.autograd.values import Values, dead_after, last_uses
 from zsim.ir.ops import Free, MemoryEvent
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES, Batch, SavedTensorsHook
-from zsim.records import dataclass
 
 SEED = "loss:seed"
 

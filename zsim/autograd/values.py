@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.autograd.aten.call import Call
 from zsim.autograd.checkpoint_regions import OperatorCalls
 from zsim.autograd.gradients import Gradients
 from zsim.autograd.storages import Storages
-from zsim.records import dataclass
 
 
 @dataclass(slots=True, kw_only=True)

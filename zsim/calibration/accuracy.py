@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import log
 from pathlib import Path
 from statistics import StatisticsError, correlation, linear_regression, mean, median, quantiles
@@ -26,7 +26,6 @@ from zsim.calibration.data.records import (
 )
 from zsim.calibration.row_predictions import Predicted, predictions
 from zsim.io.system import parallel
-from zsim.records import dataclass
 
 MATTERS = 0.03
 """Pairs whose measured times differ by less say nothing about a sign: identical runs differ by 1 to

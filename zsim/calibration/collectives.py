@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.calibration.data.records import Collective, Skipped
 from zsim.calibration.nccl_tests.log_row import LogRow
@@ -16,7 +16,6 @@ from zsim.cluster.collectives.nccl.placed import communicator
 from zsim.cluster.collectives.nccl.tuner import Algorithm, Protocol
 from zsim.cluster.devices import Device, devices, is_called, load_device
 from zsim.errors import Caveat, ScenarioError
-from zsim.records import dataclass
 
 NETWORK_UNSAID = 0.5
 """Share by which a band is wider where a log of several nodes is put on a cluster's network."""

@@ -7,6 +7,7 @@ and its band holds the bands of all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from zsim.calibration import collectives, impossible, memory_pressure
@@ -18,7 +19,6 @@ from zsim.engine.simulate_step import simulate_step
 from zsim.errors import ZsimError
 from zsim.ir.program import Program
 from zsim.memory import fits
-from zsim.records import dataclass
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 

@@ -8,11 +8,11 @@ time or size is faster. It knows no library and no algorithm.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from fractions import Fraction
 
 from zsim.cluster import nic_sharing
 from zsim.cluster.cluster import ClusterSpec
-from zsim.records import dataclass
 
 NVLINK_ON_SHEET, PCIE_ON_SHEET, NIC_ON_SHEET = Fraction(5, 4), Fraction(63, 48), Fraction(25, 24)
 """Rates of data sheets over those of presets: NVLink 25 GB/s of which NCCL counts 20, PCIe x16 63

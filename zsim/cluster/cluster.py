@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, lru_cache
 from typing import Any, Literal
@@ -23,7 +23,6 @@ from zsim.cluster.measured_times import MeasuredTimes
 from zsim.errors import ScenarioError
 from zsim.io.units import parse_power
 from zsim.presets import preset_names, preset_table
-from zsim.records import dataclass
 
 Generation = Literal["volta", "ampere", "hopper", "blackwell"]
 Fabric = Literal["ib", "roce", "efa", "tcp", "unknown"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import ceil
 from typing import Any, Literal
@@ -24,7 +24,6 @@ from zsim.io.units import (
     parse_time,
 )
 from zsim.presets import preset_names, preset_table
-from zsim.records import dataclass
 
 Provenance = Literal[
     "vendor sheet", "published", "source code", "measured", "calibrated", "assumed"

@@ -6,10 +6,10 @@ Offloaded states live here and cross its links. It knows no strategy and no Prog
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from zsim.io.units import counted, format_bytes
-from zsim.records import dataclass
 
 HostVerdict = Literal["FITS", "TIGHT", "OOM", "UNKNOWN"]
 

@@ -4,9 +4,8 @@ ranks where they are on a cluster."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
-
-from zsim.records import dataclass
 
 if TYPE_CHECKING:
     from zsim.cluster.cluster import ClusterSpec, Path

@@ -7,8 +7,7 @@ much as any link. So its times are kept as points.
 from __future__ import annotations
 
 from bisect import bisect_right
-
-from zsim.records import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ so that the narrowest hop is as wide as the ring. This module knows no time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
@@ -18,7 +19,6 @@ import networkx
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.routes import device_name, graph, links_of, narrowest
-from zsim.records import dataclass
 
 DirectedLink = tuple[str, str]
 """A link in one direction, by the names of the parts at its ends."""

@@ -7,6 +7,7 @@ hops on one rail as long and as wide in closed form, and shares NICs. This modul
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,6 @@ import networkx
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.ir.mesh import Mesh
-from zsim.records import dataclass
 
 PREFERENCE: dict[str, int] = {"fabric": 1, "pcie": 10, "host": 100, "rail": 1000}
 """Costs of links: a ring takes NVLink before PCIe before the network, however wide they are."""

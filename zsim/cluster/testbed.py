@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.cluster.cluster import ClusterSpec, Link, Links, SlowRail, load_cluster
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.errors import ArgumentError
-from zsim.records import dataclass
 
 MOST_HOSTS = 64
 RATES = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}

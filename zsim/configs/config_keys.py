@@ -10,7 +10,7 @@ from typing import Any
 
 from zsim.configs.notes import Notes
 from zsim.errors import shown
-from zsim.scenario.keys.did_you_mean import did_you_mean
+from zsim.scenario.keys.table_checks import did_you_mean
 
 AUTO = "auto"
 """Value that the tool's trainer fills in from its own arguments."""

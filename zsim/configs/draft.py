@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from zsim.configs.notes import Notes
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.models.families import FAMILIES, preset, presets
 from zsim.models.families.aliases import llama, mpt
-from zsim.records import dataclass
 from zsim.scenario.keys.schema import ClusterTable
 from zsim.scenario.parts.cluster_table import made_cluster
 from zsim.scenario.scenario import Scenario, from_tables

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.errors import ScenarioError
-from zsim.records import dataclass
 
 
 @dataclass(slots=True)

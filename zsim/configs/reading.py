@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from zsim.configs.importers.argument_text import json_arguments, shell_config, y
 from zsim.configs.importers.python_config import python_config
 from zsim.configs.notes import Notes
 from zsim.errors import ArgumentError, ScenarioError
-from zsim.records import dataclass
 
 Parse = Callable[..., Config]
 JSON_OR_YAML: Mapping[str, Parse] = {

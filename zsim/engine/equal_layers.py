@@ -13,14 +13,13 @@ and each has to start when it, the op's stream and its waits let it. Else all ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 from zsim.engine.rank_schedule import awaited_by_host
 from zsim.engine.timeline import CostModel, Timeline, Times
 from zsim.ir.ops import Op
 from zsim.ir.program import Program, RankProgram
-from zsim.records import dataclass
 
 HEAD, TAIL = 6, 2
 """Periods of a run that are kept, before the others and behind them."""

@@ -12,7 +12,7 @@ find the same nanoseconds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from zsim.engine.equal_layers import Losses
@@ -26,7 +26,6 @@ from zsim.engine.simulate_step import (
 from zsim.engine.timeline import Timeline, Times
 from zsim.ir.ops import Op
 from zsim.ir.program import PhaseName, Program, RankProgram
-from zsim.records import dataclass
 
 FEWEST = 5
 """Micro-batches of a step with two alike that have others before and behind them. What the first

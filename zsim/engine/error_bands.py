@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import hypot, log2
 
 from zsim.cluster.cluster import ClusterSpec, Path
@@ -27,7 +28,6 @@ from zsim.engine.execution import EAGER, Execution
 from zsim.engine.timeline import Timeline, Times
 from zsim.ir.ops import COLLECTIVES, Kernel, Op, is_attention
 from zsim.ir.program import Program
-from zsim.records import dataclass
 
 COMPUTE: Mapping[str, float] = {
     "measured": 0.05,

@@ -6,11 +6,11 @@ loss, and ZeRO keeps float32 gradients.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from zsim.models.forms import Form, in_form
 from zsim.models.spec import ModelSpec
-from zsim.records import dataclass
 
 AttentionKernels = Literal["flash2", "flash3", "triton", "cudnn"]
 

@@ -14,10 +14,10 @@ then each resumption of the host after it has awaited ops.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from zsim.ir.ops import COLLECTIVES, STREAMS, Op, Stream, leaves_device
 from zsim.ir.order.launch_queue import NONE, awaited
-from zsim.records import dataclass
 
 _HOST = STREAMS.index("host")
 

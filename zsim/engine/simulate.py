@@ -17,8 +17,8 @@ computed again at each start and end; its latency is stretched as well.
 Where ring collectives are simulated as steps (`zsim.engine.ring_steps`), each member's part starts
 when it arrives itself, and ends by itself.
 
-The event queue is a heap ordered by time and then by insertion. simpy's processes would cost more
-than the arithmetic; `zsim.engine.ring_steps` alone runs some.
+simpy supplies the event queue (`zsim.engine.clock`). Its processes would cost more than the
+arithmetic; `zsim.engine.ring_steps` alone runs some.
 `zsim.engine.simulate_step` adds what slows ops down; this file simulates one round.
 """
 
@@ -26,13 +26,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from zsim.engine.contention.link_contention import Clock, SharedLinks, contended
+from zsim.engine.clock import SimpyClock
+from zsim.engine.contention.link_contention import SharedLinks, contended
 from zsim.engine.contention.max_min_fairness import Usage
 from zsim.engine.folding import Meetings, in_step_off_device, representatives
 from zsim.engine.rank_schedule import Arrival, Frontier, RankSchedule, Segment
@@ -44,7 +44,6 @@ from zsim.ir.ops import Op
 from zsim.ir.order.waits import Wait, named_ranks, wait_table
 from zsim.ir.program import Program
 from zsim.ir.run import HopRecord
-from zsim.records import dataclass
 
 if TYPE_CHECKING:
     from zsim.engine.ring_steps.rings import Rings, RingsAtWork
@@ -239,29 +238,6 @@ class _Rank:
     """The time from which on each collective waited for other members alone, by op."""
 
 
-class _Queue:
-    """Calls of one simulation, a heap ordered by time in ns and then by insertion."""
-
-    def __init__(self) -> None:
-        self._calls: list[tuple[int, int, Callable[[], None]]] = []
-        self._now, self._inserted = 0, 0
-
-    def now(self) -> int:
-        """The present."""
-        return self._now
-
-    def after(self, delay: int, call: Callable[[], None]) -> None:
-        """Call `call` in `delay` nanoseconds."""
-        self._inserted += 1
-        heappush(self._calls, (self._now + delay, self._inserted, call))
-
-    def run(self) -> None:
-        """Make every call, until none is left."""
-        while self._calls:
-            self._now, _, call = heappop(self._calls)
-            call()
-
-
 class _Engine:
     """The state of one simulation. Holds no reference cycles, so it is freed without the garbage
     collector."""
@@ -269,8 +245,7 @@ class _Engine:
     def __init__(self, prepared: Prepared, delays: Sequence[Delays]) -> None:
         self.costs, self.prepared = prepared.costs, prepared
         self.representatives = prepared.representatives
-        stepped = None if prepared.rings is None else prepared.rings.clock()
-        self.clock: Clock = stepped or _Queue()
+        self.clock = SimpyClock()
         self.links = SharedLinks(self.clock)
         self.hops: list[HopRecord] | None = [] if prepared.note_hops else None
         self.differing: _Collective | None = None
@@ -300,9 +275,9 @@ class _Engine:
             )
             self.ranks.append((state, segments[kind]))
         self.rings: RingsAtWork | None = None
-        if prepared.rings is not None and stepped is not None:
+        if prepared.rings is not None:
             self.rings = prepared.rings.at_work(
-                stepped, records=self.hops,
+                self.clock, records=self.hops,
                 run_alone=partial(_run_alone, communicators, self.links, self.clock),
             )
 
@@ -470,7 +445,7 @@ class _Engine:
 
 
 def _run_alone(
-    communicators: Mapping[_Key, _Communicator], links: SharedLinks, clock: Clock, key: _Key,
+    communicators: Mapping[_Key, _Communicator], links: SharedLinks, clock: SimpyClock, key: _Key,
     alone: int, end: Callable[[], None],
 ) -> None:
     """Run from now on what takes `alone` with its links to itself, and call `end`."""

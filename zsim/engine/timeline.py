@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Protocol
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.ir.ops import Kernel, Op
 from zsim.ir.run import HopRecord
-from zsim.records import dataclass
 
 NEVER = -1
 """The ns of a collective that never ends, as over a lost link."""

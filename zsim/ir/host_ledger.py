@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.errors import ProgramError
 from zsim.ir.ledger import allocated_again, label, not_live
 from zsim.ir.ops import Free, HostAlloc, Op
 from zsim.ir.program import PHASES, PhaseName, RankProgram
-from zsim.records import dataclass
 
 OFFLOADED = "offloaded"
 """The kind under which a Run has the bytes that a rank holds in host memory."""

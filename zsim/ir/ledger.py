@@ -6,11 +6,10 @@ It knows no time, no device and no strategy. `zsim.ir.ledger_replay` replays a w
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.errors import ProgramError
 from zsim.ir.ops import MEMORY_KINDS, Alloc, MemoryKind, Op
-from zsim.records import dataclass
 
 
 @dataclass(slots=True)

@@ -8,14 +8,13 @@ and passes common to the first and the steady step are followed once. A test
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from zsim.errors import ProgramError
 from zsim.ir.ledger import Ledger, allocated_again, label, not_live
 from zsim.ir.ops import Alloc, MemoryKind, Op
 from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram, StepPart
 from zsim.ir.run import MemoryRecord, PartRecord
-from zsim.records import dataclass
 
 HELD: tuple[MemoryKind, ...] = ("parameters", "gradients", "optimizer_states")
 """Memory kinds that live from step to step; a real run tells them apart by its tensors."""

@@ -3,10 +3,9 @@ coordinates but one."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-
-from zsim.records import dataclass
 
 AXES: tuple[str, ...] = ("dp_replicate", "dp_shard")
 RESERVED_AXES: tuple[str, ...] = ("tp", "pp")

@@ -7,9 +7,8 @@ Final. mypy keeps those from being assigned just as well.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Literal
-
-from zsim.records import dataclass
 
 MemoryKind = Literal[
     "parameters",

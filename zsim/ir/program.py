@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, cast
 
 from zsim.ir.mesh import AXES, Mesh
 from zsim.ir.ops import Op
 from zsim.ir.text import bad_line, format_op, parse_op
-from zsim.records import dataclass
 
 PhaseName = Literal["construction", "first", "steady"]
 PHASES: tuple[PhaseName, ...] = PhaseName.__args__  # type: ignore[attr-defined]

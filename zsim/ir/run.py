@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.errors import DeadlockError, RankError, ZsimError
 from zsim.ir.mesh import Mesh
-from zsim.records import dataclass
 
 SCHEMA_VERSION = 1
 

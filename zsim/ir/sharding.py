@@ -9,10 +9,9 @@ Nothing here knows bytes or time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
-
-from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ outside is banded. It reads Programs and knows no strategy and no time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
 from zsim.cluster.cluster import ClusterSpec
@@ -26,7 +26,6 @@ from zsim.memory.host import host_memory
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.non_torch import NonTorchMemory, capacity, cublas_workspace, outside, total
 from zsim.memory.rank_classes import rank_classes
-from zsim.records import dataclass
 from zsim.scenario.plan import Planned
 
 FitsVerdict = Literal["FITS", "TIGHT", "OOM"]

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from zsim.ir.sharding import shard_size
-from zsim.records import dataclass
 
 ZeroStage = Literal["ddp", "zero1", "zero2", "zero3"]
 

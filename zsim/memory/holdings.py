@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from zsim.ir.buffers import Buffer
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc, MemoryKind, Op
 from zsim.ir.program import PHASES, PhaseName, RankProgram
-from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

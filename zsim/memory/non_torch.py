@@ -9,6 +9,7 @@ and no allocator.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 
 from zsim.cluster.cluster import ClusterSpec
@@ -25,7 +26,6 @@ from zsim.cluster.devices import (
 from zsim.io.units import format_bytes
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import PHASES, Program, RankProgram
-from zsim.records import dataclass
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 

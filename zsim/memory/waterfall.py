@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.memory.fits import MemoryVerdict
 from zsim.memory.formulas import StateBytes, model_state_bytes
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 from zsim.strategies.building.optimizers import state_names

@@ -7,12 +7,12 @@ keeping.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from zsim.errors import shown
 from zsim.models.operators import Operator
 from zsim.models.spec import ModelSpec
-from zsim.records import dataclass
 
 SAVEABLE = ("linear", "attention")
 """Operators whose outputs a selective policy can keep: those that are one aten call."""

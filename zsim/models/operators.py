@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Literal
-
-from zsim.records import dataclass
 
 OperatorKind = Literal[
     "linear",

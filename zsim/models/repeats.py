@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal
 
 from zsim.errors import ScenarioError
 from zsim.models.operators import Operator
 from zsim.models.spec import ROOT, ModelSpec, Module, numbered
-from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

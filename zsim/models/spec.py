@@ -4,11 +4,11 @@ parameters."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from zsim.models.operators import Operator
-from zsim.records import dataclass
 
 ROOT = "root"
 RUN = "#"

@@ -5,9 +5,8 @@ Each difference is a name here, and the code of the strategy reads it; nothing e
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, get_args
-
-from zsim.records import dataclass
 
 TorchVersion = Literal["2.11", "2.12", "2.13"]
 SUPPORTED: tuple[TorchVersion, ...] = get_args(TorchVersion)

@@ -7,14 +7,13 @@ units too. It knows no strategy: ZeRO's flat buffers are made of units as well.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal
 
 from zsim.errors import shown
 from zsim.models.operators import Operator
 from zsim.models.spec import PART, ROOT, RUN, ModelSpec, Module, ParamGroup, numbered
-from zsim.records import dataclass
 
 TRACED = "traced"
 """The family of models that bring their own units."""

@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.ir.ledger import label
 from zsim.ir.ops import Alloc, Op
 from zsim.ir.program import RankProgram
 from zsim.memory.holdings import until_end
 from zsim.models.spec import ROOT
-from zsim.records import dataclass
 
 Owner = tuple[str, str]
 """A kind of memory, and the unit whose op allocated it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim import api
 from zsim.analysis import scenario_warnings
@@ -15,7 +15,6 @@ from zsim.ir.program import Program
 from zsim.ir.run import RunRecord, band_of
 from zsim.memory import fits
 from zsim.memory.fits import MemoryVerdict
-from zsim.records import dataclass
 from zsim.runs import metrics
 from zsim.runs.run import Run
 from zsim.scenario.plan import planned

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast, get_args
 
 from zsim.cluster.cluster import ClusterSpec
@@ -12,7 +12,6 @@ from zsim.io.arguments import described
 from zsim.ir.ops import Kernel
 from zsim.ir.run import RunRecord
 from zsim.models.training_options import Device, Dtype
-from zsim.records import dataclass
 from zsim.runs.numerics_mode import NUMERICS_MODES, NumericsMode
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ sequences are long.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from zsim.io.read_only import ReadOnly
 from zsim.ir.ops import COLLECTIVES, MEMORY_KINDS
 from zsim.ir.run import RankRun, RunRecord, Span, band_of
-from zsim.records import dataclass
 from zsim.scenario.flops import hardware_flops, model_flops
 from zsim.scenario.scenario import Scenario
 

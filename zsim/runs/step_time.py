@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zsim.engine import error_bands
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.equal_micro_batches import repeated
@@ -9,7 +11,6 @@ from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline
 from zsim.ir.laws.validate import validate
 from zsim.ir.program import Program
-from zsim.records import dataclass
 from zsim.runs.metrics import band_ns
 from zsim.scenario.plan import Planned
 

@@ -7,6 +7,7 @@ fault, and keeps what the ranks had ended before.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from zsim.ir.run import (
@@ -16,7 +17,6 @@ from zsim.ir.run import (
     UnendedRunError,
     ranks_at_fault,
 )
-from zsim.records import dataclass
 from zsim.runs.compare.check import Check
 from zsim.scenario import expect
 from zsim.scenario.expect import NO_RANK, Verdict

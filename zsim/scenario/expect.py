@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.errors import ScenarioError, ZsimError, shown
 from zsim.io.units import (
@@ -24,7 +24,6 @@ from zsim.io.units import (
     parse_time,
     split_comparison,
 )
-from zsim.records import dataclass
 
 Number = int | float
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from zsim.autograd.aten.sdpa import kernel_problem
@@ -13,7 +13,6 @@ from zsim.ir.program import Program
 from zsim.models.repeats import with_forwards
 from zsim.models.torch_versions import NEWEST, TorchVersion
 from zsim.models.training_options import Device
-from zsim.records import dataclass
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 from zsim.strategies.building.training import Training

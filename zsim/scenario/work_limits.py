@@ -7,13 +7,13 @@ simulated once, so the kinds of ranks count. A further rank of a kind costs next
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from zsim.ir.mesh import Mesh
 from zsim.models.repeats import most_runs
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch
-from zsim.records import dataclass
 from zsim.strategies import STRATEGIES
 
 MAX_RANKS = 1_000_000

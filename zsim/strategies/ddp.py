@@ -14,6 +14,7 @@ torch/csrc/distributed/c10d/reducer.cpp.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from zsim.autograd.traced.model import TracedModel
 from zsim.ir.mesh import Mesh
@@ -22,7 +23,6 @@ from zsim.ir.program import Program
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.strategies.building import step_builder
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training

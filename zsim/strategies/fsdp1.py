@@ -17,6 +17,7 @@ torch/distributed/fsdp, and flat_parameter/hooks.py for the order.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from zsim.autograd.traced.model import TracedModel
@@ -25,7 +26,6 @@ from zsim.ir.program import Program, RankProgram
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import ROOT, ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES, Optimizer
-from zsim.records import dataclass
 from zsim.strategies.building import optimizers
 from zsim.strategies.building.backward_events import accumulated_after_sums
 from zsim.strategies.building.parameters import units_read

@@ -13,6 +13,7 @@ fully_shard/fully_shard_step.py has each of them. Source: torch/distributed/fsdp
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from zsim.autograd.lowering.lowered import LoweredModule
@@ -23,7 +24,6 @@ from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.repeats import repeats
 from zsim.models.spec import ROOT, ModelSpec
 from zsim.models.training_options import Optimizer
-from zsim.records import dataclass
 from zsim.strategies.building.step_builder import rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.fsdp.hook_events import (

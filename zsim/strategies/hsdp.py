@@ -3,11 +3,10 @@ where gradients are all-reduced."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
-from zsim.records import dataclass
 from zsim.strategies import fsdp2
 from zsim.strategies.building.training import Training
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from zsim.autograd.lowering.lowered import UnitHooks
@@ -11,7 +11,6 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.models.spec import ModelSpec, ParamGroup
 from zsim.models.training_options import Precision
-from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

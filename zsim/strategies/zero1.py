@@ -16,11 +16,11 @@ each rank all-reduces its shard of the sum over replicas: the two hops of MiCS (
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
-from zsim.records import dataclass
 from zsim.strategies.building import step_builder
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training

@@ -7,9 +7,10 @@ in zero1.py. Source: Rajbhandari et al., arXiv 1910.02054, §5.2.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
-from zsim.records import dataclass
 from zsim.strategies import zero1
 from zsim.strategies.building import step_builder
 from zsim.strategies.building.step_builder import StepBuilder

@@ -21,14 +21,13 @@ fsdp2 with a number of ranks as its `reshard_after_forward`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.autograd.lowering.lowered import LoweredModule
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Optimizer
-from zsim.records import dataclass
 from zsim.strategies import zero1
 from zsim.strategies.building import step_builder
 from zsim.strategies.building.step_builder import StepBuilder

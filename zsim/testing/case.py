@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from os import PathLike
 
-from zsim.records import dataclass
 from zsim.runs import registry
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES

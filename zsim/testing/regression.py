@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from zsim import api
 from zsim.analysis.growth import Growth, Limit, growths
 from zsim.errors import ZsimError
 from zsim.ir.run import RunRecord
-from zsim.records import dataclass
 from zsim.runs import metrics
 from zsim.runs.run import Run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from zsim.io.arguments import path_of
 from zsim.ir.program import Program
 from zsim.ir.run import IncompleteRunError, RunRecord, UnendedRunError
 from zsim.models.training_options import Device
-from zsim.records import dataclass
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.aspects import Aspect
 from zsim.runs.run import Comparison, Run

@@ -22,7 +22,7 @@ from zsim.scenario.expect import FIGURES
 from zsim.scenario.keys.fault_tables import FAULT_TABLES
 from zsim.scenario.keys.schema import (
     MAX_NAMES,
-    SCENARIO,
+    ScenarioTable,
     sizes_table,
     strategy_table,
 )
@@ -49,22 +49,22 @@ FREE = {"description"}
 def changes() -> Iterator[tuple[str, dict[str, Any]]]:
     """Each key of the schema, with the tables in which it is the only change; "?" stands for its
     value."""
-    for name in SCENARIO.keys:
+    for name in ScenarioTable.model_fields:
         if name not in FIXED:
             yield name, {name: "?"}
     for table, kind in FIXED.items():
-        yield from ((f"{table}.{key}", {table: {key: "?"}}) for key in kind.keys)
+        yield from ((f"{table}.{key}", {table: {key: "?"}}) for key in kind.model_fields)
     for name in STRATEGIES:
-        for key in strategy_table(name).keys:
+        for key in strategy_table(name).model_fields:
             yield f"strategy.{key}", {"strategy": {"name": name} | {key: "?"}}
     for family in FAMILIES:
-        for key in sizes_table(family).keys:
+        for key in sizes_table(family).model_fields:
             sizes = {"family": family, "sizes": {key: "?"}}
             yield f"model.sizes.{key}", {"model": sizes}
     yield from ((f"expect.{name}", {"expect": {name: "?"}}) for name in FIGURES)
     for kind, schema in FAULT_TABLES.items():
-        own = {key: value for key, value in FAULT.items() if key in schema.keys}
-        for key in schema.keys:
+        own = {key: value for key, value in FAULT.items() if key in schema.model_fields}
+        for key in schema.model_fields:
             yield f"faults[0].{key}", {"faults": [own | {"kind": kind, key: "?"}]}
 
 

@@ -132,6 +132,6 @@ def test_what_fit_varies_are_options_of_the_strategy(name):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_each_strategy_has_a_schema_of_its_own_options(name):
-    keys = set(strategy_table(name).keys)
+    keys = set(strategy_table(name).model_fields)
     assert {"name", "sync"} <= keys
     assert set(STRATEGIES[name].axes) <= keys

@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -23,7 +23,6 @@ from zreal.modules.own.user_code import user_code_error
 from zsim.autograd.traced.model import TracedModel
 from zsim.errors import ArgumentError
 from zsim.io.system.signals import handlers_kept
-from zsim.records import dataclass
 
 KEYS = ("module", "inputs", "loss", "units")
 DEFERRED = "_zreal_deferred"

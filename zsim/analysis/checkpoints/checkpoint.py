@@ -6,7 +6,7 @@ Saves and loads are Programs, simulated as steps are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.analysis.checkpoints.files.file_reads import FileRead, file_reads
 from zsim.analysis.checkpoints.files.formats import (
@@ -25,7 +25,6 @@ from zsim.errors import ScenarioError
 from zsim.ir.host_ledger import replay_host
 from zsim.ir.ledger_replay import replay
 from zsim.ir.program import Program
-from zsim.records import dataclass
 from zsim.scenario import checkpoint_checks
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario

@@ -7,9 +7,8 @@ dumps", Future Generation Computer Systems 22(3), 2006, equations 13, 15, 20 and
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import expm1, log, sqrt
-
-from zsim.records import dataclass
 
 NO_PROGRESS = 0.99
 """Share of lost time from which a job hardly makes progress: a hundred times the time of its steps.

@@ -6,7 +6,7 @@ simulations with both at their ends. It knows no format.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.analysis.checkpoints.reshard import CheckpointMemoryError
 from zsim.analysis.checkpoints.save import STAGED
@@ -18,7 +18,6 @@ from zsim.ir.host_ledger import replay_host
 from zsim.ir.ledger_replay import replay
 from zsim.ir.program import Program
 from zsim.memory.fits import FitsVerdict, MemoryVerdict, assess_program
-from zsim.records import dataclass
 from zsim.scenario.scenario import Scenario
 
 WIDTHS = {"measured": 0.2, "calibrated": 0.2, "published": 0.3}

@@ -7,13 +7,12 @@ what the device holds between two steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import PAGEABLE, Alloc, HostAlloc, HostEvent, Kernel, Location, MemoryEvent
 from zsim.ir.program import Program, RankProgram
-from zsim.records import dataclass
 from zsim.strategies.building.step_builder import StepBuilder
 
 PLANNED_NBYTES = 300

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from zsim.analysis.checkpoints.files.pieces import Files
 from zsim.errors import ZsimError
 from zsim.ir.sharding import Interval, Piece
-from zsim.records import dataclass
 
 
 class CheckpointError(ZsimError):

@@ -8,13 +8,13 @@ tensor for each entry, such as all first moments. Formats of files are not known
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import prod
 
 from zsim.analysis.checkpoints.files.pieces import Files, by_rows, everywhere, flat
 from zsim.ir.sharding import Dim0Layout, shard_size
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 from zsim.strategies.building.optimizers import STEP_NBYTES, state_names

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import ZsimError, shown, visible
 from zsim.io.json_reader import TwiceError, loads
-from zsim.records import dataclass
 
 MAX_BYTES = 256 * 2**20
 """Bytes of a dump at most: a hundred thousand collectives with their stacks."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from statistics import median
 from typing import Any
@@ -27,7 +27,6 @@ from zsim.analysis.flight_recorder.one_job import far_apart
 from zsim.analysis.flight_recorder.order import head, opposite
 from zsim.io.units import format_time
 from zsim.ir.order.waits import MOST_TOLD, Wait, named_ranks
-from zsim.records import dataclass
 
 UNEVEN = ("gather", "scatter", "all_to_all", "alltoall", "alltoall_base", "reduce_scatter_v",
           "all_gather_v", "_all_to_all_base")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from zsim.analysis.flight_recorder.dump_file import DumpEntry
-from zsim.records import dataclass
 
 Calls = dict[int, dict[int, list[DumpEntry]]]
 """Entries of one group by rank and number."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from zsim.analysis.flight_recorder.dump_file import DumpEntry
 from zsim.analysis.flight_recorder.finding import Calls, DumpFinding, at, awaited, newest
 from zsim.ir.order.waits import named_ranks
-from zsim.records import dataclass
 
 Orders = dict[str, dict[str, set[int]]]
 """Groups after each group, with the ranks that use them one after the other."""

@@ -20,7 +20,7 @@ largest multiple that fits is proposed too.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.analysis.critical_path import explain
 from zsim.analysis.hiding.candidates import (
@@ -40,7 +40,6 @@ from zsim.io.units import format_bytes
 from zsim.memory.allocator.full_device import filled
 from zsim.memory.fits import FitsVerdict, assess
 from zsim.models import wrapping
-from zsim.records import dataclass
 from zsim.scenario import refusals
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario

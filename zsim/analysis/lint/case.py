@@ -7,7 +7,7 @@ they are simulated and never recited.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,6 @@ from zsim.ir.program import Program
 from zsim.memory.allocator.full_device import filled
 from zsim.models import wrapping
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.runs.step_time import step_time
 from zsim.scenario import refusals
 from zsim.scenario.plan import Planned, planned

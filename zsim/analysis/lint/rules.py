@@ -7,14 +7,13 @@ scenario, so each finding has its cost here.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.analysis.lint import key_rules, order_rules, unit_rules
 from zsim.analysis.lint.case import LintCase
 from zsim.analysis.lint.finding import LintFinding
 from zsim.errors import ArgumentError, ScenarioError, shown
 from zsim.io.arguments import described
-from zsim.records import dataclass
 from zsim.scenario.scenario import Scenario
 
 

@@ -16,14 +16,13 @@ view, is not cached: it is cast at each use, as activations are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from zsim.autograd.aten import operator_calls as eager
 from zsim.autograd.aten.attention import attention
 from zsim.autograd.aten.call import Call, Sizes
 from zsim.models.operators import Operator
 from zsim.models.training_options import DTYPE_NBYTES, Batch, Device
-from zsim.records import dataclass
 
 WIDE = "float32"
 

@@ -3,10 +3,10 @@ from."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from zsim.models.training_options import Batch, Device
-from zsim.records import dataclass
 
 
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)

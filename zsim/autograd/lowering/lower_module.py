@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from zsim.autograd.aten.call import Call
 from zsim.autograd.checkpoint_regions import OperatorCalls
@@ -31,7 +32,6 @@ from zsim.ir.ops import Free, MemoryEvent
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import Batch, Device, SavedTensorsHook
-from zsim.records import dataclass
 
 
 def lower_each(

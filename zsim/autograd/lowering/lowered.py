@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, Literal, final
 
 from zsim.ir.ops import Alloc, Free, HostEvent, Kernel, MemoryEvent
-from zsim.records import dataclass
 
 UnitHooks = Literal["fully_shard", "none", "fsdp1_views", "raw_inputs"]
 """Effects of a strategy's hooks on the autograd graph of a unit.

@@ -7,7 +7,7 @@ here, so that one tape can follow them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
 from zsim.autograd.aten.call import Call
@@ -19,7 +19,6 @@ from zsim.models.checkpointing import Checkpointing
 from zsim.models.operators import Operator
 from zsim.models.spec import MODEL_INPUT, ModelSpec, Module, numbered
 from zsim.models.training_options import Batch, Device
-from zsim.records import dataclass
 
 Maker = Callable[[Operator, dict[str, str]], tuple[Call, ...]]
 """Makes an operator's calls, given the dtypes of the model's values, which it may read and note."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 from zsim.autograd.lowering.lowered import (
@@ -22,7 +23,6 @@ from zsim.autograd.lowering.lowered import (
 from zsim.autograd.tape import SEED
 from zsim.ir.ops import Alloc, Free
 from zsim.models.spec import ROOT, ModelSpec, run_of, without_run
-from zsim.records import dataclass
 
 Breaches = Iterator[tuple[str, str]]
 

@@ -8,7 +8,7 @@ zsim.autograd.traced.traced_file is its form as JSON. It knows no torch and no o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from zsim.autograd.lowering.lowered import NOTHING, LoweredModule, UnitHooks
@@ -27,7 +27,6 @@ from zsim.models.spec import (
     run_of,
 )
 from zsim.models.training_options import Batch, Device, Dtype
-from zsim.records import dataclass
 
 FAMILY: Final = "traced"
 LOSS = "loss"

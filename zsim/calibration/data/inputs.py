@@ -4,14 +4,13 @@ Runs. What is not used is named."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from zsim.calibration.data import measurements
 from zsim.calibration.data.records import Collective, Skipped, Step
 from zsim.calibration.fitting.fit_steps import CalibrationError
 from zsim.cluster.cluster import clusters
-from zsim.records import dataclass
 
 
 @dataclass(slots=True, kw_only=True)

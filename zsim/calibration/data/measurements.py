@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from zsim.calibration.data.records import (
 )
 from zsim.calibration.nccl_tests import log_prefixes
 from zsim.calibration.nccl_tests.files import is_log, read_log
-from zsim.records import dataclass
 
 MAX_FILES = 1000
 SUFFIXES = (".csv", ".txt", ".log", ".out", ".json")

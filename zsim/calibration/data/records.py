@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import hypot, prod
 from pathlib import Path
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives.nccl.tuner import Algorithm
 from zsim.errors import Caveat, ScenarioError, ZsimError
-from zsim.records import dataclass
 from zsim.scenario.scenario import Scenario
 
 MAX_FILE_BYTES = 32 * 1024**2

@@ -34,10 +34,8 @@ from zsim.errors import Caveat, ScenarioError, ZsimError, shown
 from zsim.io import limits
 from zsim.io.units import parse_bytes, parse_time
 from zsim.scenario import scenario
-from zsim.scenario.keys.did_you_mean import did_you_mean
-from zsim.scenario.keys.schema import SCENARIO, ClusterTable
-from zsim.scenario.keys.table import table_of
-from zsim.scenario.keys.table_checks import validated
+from zsim.scenario.keys.schema import ClusterTable, ScenarioTable
+from zsim.scenario.keys.table_checks import did_you_mean, validated
 from zsim.scenario.parts.cluster_table import made_cluster
 from zsim.scenario.scenario import Scenario
 
@@ -59,7 +57,7 @@ OF_COLLECTIVE = (
 PLAIN = ("frozen", "steps", "seed")
 """Keys of a scenario that are in no table."""
 TABLES = tuple(
-    name for name in SCENARIO.keys if name not in (*PLAIN, "description", "expect")
+    name for name in ScenarioTable.model_fields if name not in (*PLAIN, "description", "expect")
 )
 _LITERAL = re.compile(r"true|false|[+-]?\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d+)?|[\[{\"'].*")
 Value = TypeVar("Value")
@@ -221,7 +219,7 @@ class _Row:
         through_torch, about = self.read("nccl.through_torch", _boolean), self.about()
         table = {key: text for key, text in self.cells.items() if key.startswith("cluster.")}
         whole = nested(table, self.problems).get("cluster", {})
-        made = validated(table_of(ClusterTable), whole, prefix="cluster", problems=self.problems)
+        made = validated(ClusterTable, whole, prefix="cluster", problems=self.problems)
         if self.problems or made is None:
             return None
         try:

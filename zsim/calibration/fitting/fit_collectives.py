@@ -24,7 +24,7 @@ ring have their own curve, and say nothing of NCCL's choice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import exp, log
 from typing import Any, Literal
 
@@ -37,7 +37,6 @@ from zsim.cluster.collectives.nccl.bands import LARGE, MIDDLE, CurveBand
 from zsim.cluster.collectives.nccl.curves import CURVES, Curves
 from zsim.cluster.collectives.nccl.estimate import algorithms
 from zsim.cluster.collectives.nccl.measured_curves import as_it_is, with_curve
-from zsim.records import dataclass
 
 NOISE = 0.03
 """Share by which repeated nccl-tests runs of one system differ at middle sizes. Below 1 MiB it is

@@ -9,7 +9,7 @@ GPU with one model, is left out in turn and predicted. The fit needs scipy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import exp, hypot, log
 from typing import Any
 
@@ -21,7 +21,6 @@ from zsim.engine.simulate_step import simulate_step
 from zsim.errors import ZsimError
 from zsim.io.extras import library
 from zsim.ir.program import Program
-from zsim.records import dataclass
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 

@@ -4,6 +4,7 @@ source, and how good they are."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from math import ceil
 from statistics import median
 from typing import Any
@@ -14,7 +15,6 @@ from zsim.calibration.fitting.fit_collectives import FittedCurves
 from zsim.calibration.fitting.fit_steps import MOVED, OF_ATTENTION, PRODUCTS, Fitted
 from zsim.errors import Caveat
 from zsim.presets import preset_table
-from zsim.records import dataclass
 from zsim.scenario.parts.cluster_file import LEAST_WIDTH, MOST_WIDTH
 from zsim.scenario.tables import in_line
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from zsim.calibration.machine.fit import MachineError
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.cluster.devices import devices, is_called, load_device
 from zsim.presets import preset_table
-from zsim.records import dataclass
 from zsim.runs.backend import Gpus
 from zsim.scenario.scenario import Scenario
 

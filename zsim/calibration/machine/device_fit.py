@@ -8,7 +8,7 @@ above the vendor's peak.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any
 
@@ -23,7 +23,6 @@ from zsim.cluster.devices import Device
 from zsim.engine.costs.kernel_time import STREAMS, kernel_ns
 from zsim.engine.execution import Execution
 from zsim.ir.ops import Kernel, is_attention
-from zsim.records import dataclass
 from zsim.runs.backend import DeviceMeasurements, DeviceRequest
 from zsim.scenario.parts.cluster_file import LEAST_WIDTH, MOST_WIDTH
 

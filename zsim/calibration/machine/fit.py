@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median, stdev
 
 from zsim.calibration.machine.attention_fit import KINDS, attention_rate
@@ -23,7 +23,6 @@ from zsim.engine.costs.op_costs import SOON_NS, TICK_NS
 from zsim.errors import ZsimError
 from zsim.ir.ops import COLLECTIVES, Kernel
 from zsim.ir.program import Program
-from zsim.records import dataclass
 from zsim.runs.backend import MachineMeasurements, MachineRequest
 from zsim.scenario.parts.cluster_file import LEAST_WIDTH, MOST_WIDTH
 from zsim.scenario.plan import plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from zsim.calibration.fitting import fit_steps
 from zsim.calibration.machine import device_file, device_fit, machine_file
@@ -10,7 +11,6 @@ from zsim.calibration.machine.device_fit import FittedDevice
 from zsim.calibration.machine.device_request import device_request
 from zsim.calibration.machine.fit import FittedMachine, MachineError, fit
 from zsim.calibration.machine.request import request
-from zsim.records import dataclass
 from zsim.runs.backend import Backend, DeviceBackend, Gpus
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
-
-from zsim.records import dataclass
 
 STAT = Path("/proc/stat")
 IDLE = (3, 4)

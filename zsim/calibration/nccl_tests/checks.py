@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import isfinite
 
 from zsim.calibration.data.records import Skipped, plain_number
 from zsim.calibration.nccl_tests.log_row import LogRow
 from zsim.calibration.nccl_tests.variables import UnmodelledError, choice
 from zsim.errors import Caveat
-from zsim.records import dataclass
 
 FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,

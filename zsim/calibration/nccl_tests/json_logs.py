@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,6 @@ from zsim.calibration.nccl_tests.collective_names import agreed, collectives_of,
 from zsim.calibration.nccl_tests.log_lines import why_not_its_count
 from zsim.calibration.nccl_tests.log_row import LogRow
 from zsim.calibration.nccl_tests.variables import listed
-from zsim.records import dataclass
 
 MOST_VARIABLES = 10_000
 """Most variables of an environment that are read."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from zsim.records import dataclass
 
 OF_HOST = "times of the host (-C 1), not of the collective"
 BLOCKING = (

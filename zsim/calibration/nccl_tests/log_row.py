@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zsim.cluster.collectives.nccl.tuner import Algorithm
 from zsim.errors import Caveat
-from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

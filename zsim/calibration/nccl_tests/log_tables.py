@@ -8,10 +8,10 @@ log without a collective's name excludes some collectives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from zsim.calibration.nccl_tests.checks import Timed, number
 from zsim.calibration.nccl_tests.log_lines import OF_PARTS
-from zsim.records import dataclass
 
 LEADING = ("size", "count", "type")
 TIMES = ("time", "algbw", "busbw")

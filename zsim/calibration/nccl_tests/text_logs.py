@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from zsim.calibration.data.records import DAMAGED, NUL, Skipped
@@ -22,7 +23,6 @@ from zsim.calibration.nccl_tests.log_lines import holds_row, is_row, why_no_row,
 from zsim.calibration.nccl_tests.log_prefixes import plain
 from zsim.calibration.nccl_tests.log_row import LogRow
 from zsim.calibration.nccl_tests.variables import listed
-from zsim.records import dataclass
 
 OUT_OF_BOUNDS = re.compile(r"# Out of bounds values : .*FAILED")
 STARTS = ("# nccl-tests version", "# Collective test starting", "# nThread")

@@ -7,11 +7,11 @@ that could change a time widen its band.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from zsim.cluster.collectives.nccl.bands import LARGE
 from zsim.cluster.collectives.nccl.tuner import Algorithm
 from zsim.errors import Caveat
-from zsim.records import dataclass
 
 MODELLED: dict[str, Algorithm] = {
     "ring": "ring", "nvls": "nvls", "nvlstree": "nvls_tree", "pat": "pat"

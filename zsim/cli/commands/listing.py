@@ -17,9 +17,7 @@ from zsim.scenario.scenario import load
 def listing(options: argparse.Namespace) -> int:
     """`zsim list`: names, one per line, with a word on each; without a name of a list, all."""
     if options.what == "schema":
-        from zsim.scenario.keys.json_schema import json_schema  # start-up: it needs pydantic
-
-        terminal.write_json(json_schema())
+        terminal.write_json(schema.json_schema())
         return 0
     chosen = [options.what] if options.what else list(LISTINGS)
     lists = {what: list(LISTINGS[what]()) for what in chosen}
@@ -86,7 +84,7 @@ def _strategies() -> Iterator[Row]:
     for name in STRATEGIES:
         yield name, ", ".join(
             key if field.default is None else f"{key} = {shown(field.default)}"
-            for key, field in schema.strategy_table(name).keys.items() if key != "name"
+            for key, field in schema.strategy_table(name).model_fields.items() if key != "name"
         )
 
 

@@ -4,7 +4,7 @@ and changes that would hide communication."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zsim import api
@@ -18,7 +18,6 @@ from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline, Times
 from zsim.io.units import format_time
 from zsim.ir.ops import Op
-from zsim.records import dataclass
 from zsim.runs import fault_support, step_time
 from zsim.scenario.plan import Planned
 

@@ -10,11 +10,11 @@ nanoseconds, and no streams.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 from zsim.cluster.library import Library, along_the_path
 from zsim.ir.sharding import shard, shard_size
-from zsim.records import dataclass
 
 BROADCAST_SLICE_NBYTES = 4 * 2**20
 """A broadcast goes down the chain in slices of this size, NCCL's buffer per channel."""

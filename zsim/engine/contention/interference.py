@@ -9,13 +9,12 @@ others on its links, takes little bandwidth.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.cluster.devices import Device
 from zsim.engine.costs import kernel_time
 from zsim.engine.execution import Execution
 from zsim.ir.ops import Kernel
-from zsim.records import dataclass
 
 MEMORY_PASSES = {"all_gather": 3.0, "reduce_scatter": 3.0, "all_reduce": 6.0, "broadcast": 3.0}
 """Reads and writes of device memory per byte that a ring brings to a rank.

@@ -9,12 +9,12 @@ clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 from typing import Protocol
 
 from zsim.engine.contention.max_min_fairness import Usage, speeds
-from zsim.records import dataclass
 
 
 class Clock(Protocol):

@@ -8,12 +8,12 @@ Transformer Engine and torchao, as their public code and documentation have them
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import ceil
 
 from zsim.cluster.devices import Device
 from zsim.engine.execution import Execution
 from zsim.ir.ops import LINEARS, Kernel
-from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

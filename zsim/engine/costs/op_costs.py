@@ -9,7 +9,7 @@ provenance.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import field
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil, log2
 
@@ -39,7 +39,6 @@ from zsim.ir.ops import (
 )
 from zsim.ir.order.launch_queue import SYNCHRONOUS
 from zsim.ir.order.waits import named_ranks
-from zsim.records import dataclass
 
 HOOKED = frozenset({"all_gather", "reduce_scatter"})
 """Kinds of collectives that FSDP's hooks issue, one per param group and pass. An all-reduce over

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.engine.folding import Meetings
 from zsim.engine.timeline import Timeline
@@ -15,7 +15,6 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import Program
 from zsim.ir.run import LateRank, RankRun
-from zsim.records import dataclass
 
 Meeting = tuple[str, tuple[int, ...]]
 """A communicator: its group's name and the ranks that meet there."""

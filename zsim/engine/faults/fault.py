@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 from zsim.io.units import format_rate, format_time
-from zsim.records import dataclass
 
 Distribution = Literal["exponential", "uniform"]
 Each = Literal["step", "op"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import simpy
-
-from zsim.records import dataclass
 
 Lost = tuple[int, int]
 """Start of a rank's part, and the ns that it lost to shared links."""

@@ -8,12 +8,12 @@ step, however they are cut.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from zsim.cluster.collectives import LIBRARIES, ring
 from zsim.engine.ring_steps.step_times import step_times
 from zsim.engine.timeline import RingCosts
-from zsim.records import dataclass
 
 if TYPE_CHECKING:
     from zsim.cluster.ring_hops import Hop  # networkx takes 60 ms, which few steps need

@@ -8,6 +8,7 @@ from functools import partial
 import simpy
 
 from zsim.cluster.ring_hops import hops
+from zsim.engine.clock import SimpyClock
 from zsim.engine.ring_steps.links import shared_lanes
 from zsim.engine.ring_steps.part import CollectiveAtWork, MemberPart, MemberQueues
 from zsim.engine.ring_steps.plan import RingPlan, ring_plan
@@ -29,25 +30,6 @@ Communicator = tuple[str, tuple[int, ...]]
 """The name of a group, and its ranks."""
 RunAlone = Callable[[Communicator, int, Callable[[], None]], None]
 """Runs what is no ring's and takes so many ns alone on its links, and calls back at its end."""
-
-
-class SimpyClock:
-    """The clock of a simulation with processes of simpy."""
-
-    def __init__(self) -> None:
-        self.environment = simpy.Environment()
-
-    def now(self) -> int:
-        """The present, in ns."""
-        return int(self.environment.now)
-
-    def after(self, delay: int, call: Callable[[], None]) -> None:
-        """Call `call` in `delay` nanoseconds."""
-        self.environment.timeout(delay).callbacks.append(lambda _: call())
-
-    def run(self) -> None:
-        """Make every call and run every process, until none is left."""
-        self.environment.run()
 
 
 class Rings:
@@ -90,10 +72,6 @@ class Rings:
     def require_few(self, seeds: int = 1) -> None:
         """EventsError where so many simulations have too many events."""
         require_few(self.events * seeds, what=SHARED)
-
-    def clock(self) -> SimpyClock:
-        """The clock of one simulation."""
-        return SimpyClock()
 
     def at_work(
         self, clock: SimpyClock, *, run_alone: RunAlone, records: list[HopRecord] | None

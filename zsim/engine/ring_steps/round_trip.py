@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import simpy
 
@@ -18,7 +19,6 @@ from zsim.engine.ring_steps.plan import Move, RingPlan
 from zsim.engine.ring_steps.step_times import shared_out
 from zsim.engine.ring_steps.turns import LinkInTurns
 from zsim.ir.run import HopRecord
-from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

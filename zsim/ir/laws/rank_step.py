@@ -7,12 +7,12 @@ leave, a steady one. After that comes a steady step again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from zsim.ir.ledger import label
 from zsim.ir.ops import Alloc, Op, Stream
 from zsim.ir.order.happens_before import Happened, happened
 from zsim.ir.program import PhaseName, Program, ProgramSection
-from zsim.records import dataclass
 
 STEPS: dict[PhaseName, ProgramSection] = {"first": "construction", "steady": "second"}
 """The steps that laws are asked of, each with what is run between it and the step before."""

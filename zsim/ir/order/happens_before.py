@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zsim.ir.ops import STREAMS, Op, Stream, leaves_device
-from zsim.records import dataclass
 
 NOTHING = (-1,) * len(STREAMS)
 

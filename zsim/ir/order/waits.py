@@ -5,11 +5,11 @@ of ranks differ. The engine's deadlocks and `zsim explain` of real hangs share t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from zsim.ir.ledger import label
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import Program, ProgramSection
-from zsim.records import dataclass
 
 MOST_TOLD = 8
 """The most ranks that a message tells of."""

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby, takewhile
 
 from zsim.errors import ZsimError
-from zsim.records import dataclass
 
 MIN_BLOCK = 512
 """Every size is rounded up to a multiple of this (kMinBlockSize)."""

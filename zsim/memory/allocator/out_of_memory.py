@@ -8,13 +8,12 @@ fails only where an allocation has no room after all cached memory is given back
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from zsim.ir.ops import DriverCalls
 from zsim.ir.program import RankProgram
 from zsim.memory.allocator import reserved
 from zsim.memory.allocator.caching_allocator import DeviceFullError
-from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ strategy and no time; the rules of the allocator are in zsim.memory.allocator.ca
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from zsim.engine.equal_micro_batches import FEWEST
@@ -21,7 +21,6 @@ from zsim.ir.ops import Alloc, DriverCalls, Op, Stream
 from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram
 from zsim.memory.allocator.caching_allocator import Block, CachingAllocator, DeviceFullError
 from zsim.memory.equal_micro_batches import STEPS, do_the_same, micro_batches, repeat
-from zsim.records import dataclass
 
 SETTLED = 3
 """Further steady steps on a full device, whose first finds the cache of other steps. On an H100

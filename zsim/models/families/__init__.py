@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ from zsim.models.families.mlp import MlpSizes
 from zsim.models.family import Family
 from zsim.models.spec import ModelSpec
 from zsim.presets import preset_names, preset_table
-from zsim.records import dataclass
 
 if TYPE_CHECKING:
     from zsim.models.families.gpt import GptSizes

@@ -3,6 +3,8 @@ this shape."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zsim.models.families.layers import (
     LossDtype,
     dropped,
@@ -17,7 +19,6 @@ from zsim.models.families.size_checks import require_dividing_heads
 from zsim.models.family import Family
 from zsim.models.operators import AttentionKind, Operator
 from zsim.models.spec import ROOT, ModelSpec, Module
-from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

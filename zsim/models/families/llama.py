@@ -5,6 +5,8 @@ Llama 2 and 3, Mistral and, with biases on q, k and v, Qwen2 have this shape.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zsim.models.families.layers import (
     LossDtype,
     elementwise,
@@ -18,7 +20,6 @@ from zsim.models.families.size_checks import require_dividing_heads
 from zsim.models.family import Family
 from zsim.models.operators import AttentionKind, Operator
 from zsim.models.spec import ROOT, ModelSpec, Module
-from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

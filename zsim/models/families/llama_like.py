@@ -6,7 +6,7 @@ They are one decoder with other norms, projections and activations, which `Ways`
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.models.families.layers import elementwise, embedding, linear, norm
 from zsim.models.families.llama import LlamaSizes
@@ -19,7 +19,6 @@ from zsim.models.families.transformers import (
 )
 from zsim.models.operators import Operator, OperatorKind
 from zsim.models.spec import ROOT, Module
-from zsim.records import dataclass
 
 ORDER = (
     *(f"self_attn.{part}_proj" for part in ("q", "k", "v", "o", "qkv")),

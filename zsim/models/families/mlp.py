@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zsim.errors import ScenarioError
 from zsim.models.families.layers import LossDtype, cross_entropy, linear, parameters_of
 from zsim.models.family import Family
 from zsim.models.operators import Operator
 from zsim.models.spec import ROOT, ModelSpec, Module, ParamGroup
-from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ itself makes the loss.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.models.families.gpt import GptSizes
 from zsim.models.families.layers import (
@@ -21,7 +21,6 @@ from zsim.models.families.layers import (
 )
 from zsim.models.operators import Operator
 from zsim.models.spec import ROOT, TRANSFORMERS, ModelSpec, Module, Parameter, ParamGroup
-from zsim.records import dataclass
 
 EMBED, HEAD = "embed", "head"
 PLACES = f"{EMBED}:h.places"

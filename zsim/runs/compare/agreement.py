@@ -8,9 +8,9 @@ named with its reason and never counts as agreement.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from zsim.io.units import format_time
-from zsim.records import dataclass
 from zsim.runs.compare.aspects import ASPECTS, Aspect
 from zsim.runs.compare.check import Check
 

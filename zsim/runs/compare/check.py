@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from zsim.records import dataclass
 
 Status = Literal["ok", "failed", "unsupported"]
 Number = int | float

@@ -9,9 +9,9 @@ more bytes than predicted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from zsim.ir.run import MemoryRecord
-from zsim.records import dataclass
 from zsim.runs.compare.check import Check
 
 NAME = "memory at rest"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from zsim.ir.run import MemoryRecord, PartRecord
-from zsim.records import dataclass
 from zsim.runs.compare.check import Check
 
 NAME = "memory of parts"

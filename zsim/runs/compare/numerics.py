@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from zsim.ir.run import Numerics, RunRecord, sees
-from zsim.records import dataclass
 from zsim.runs.compare.check import Check
 
 NUMERICS_BOUND = {"float32": 0.001, "bfloat16": 0.2, "float16": 0.2}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from zsim.ir.program import PHASES
 from zsim.ir.run import PhaseRecord, RankRun, RunRecord
-from zsim.records import dataclass
 from zsim.runs.compare.check import Number
 
 

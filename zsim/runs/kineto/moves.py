@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from zsim.errors import shown
-from zsim.records import dataclass
 from zsim.runs.kineto.trace_file import KinetoError, KinetoTrace, TraceEvent
 
 KINDS = {

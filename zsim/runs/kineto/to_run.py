@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from re import compile as pattern
 from statistics import median_low
 
@@ -18,7 +18,6 @@ from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, RunRecord, Span
 from zsim.models.spec import ROOT
 from zsim.models.training_options import Device
-from zsim.records import dataclass
 from zsim.runs.kineto import moves
 from zsim.runs.kineto.moves import Moved
 from zsim.runs.kineto.trace_file import KinetoError, KinetoTrace, TraceEvent

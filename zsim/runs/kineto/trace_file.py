@@ -9,13 +9,13 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import ZsimError, shown
 from zsim.io.json_reader import TwiceError, loads
-from zsim.records import dataclass
 
 MAX_BYTES = 1024**3
 """Bytes of a trace's JSON at most, uncompressed: some ten steps of a large model."""

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,7 +31,6 @@ from zsim.io.system.locks import alone_in
 from zsim.io.system.signals import undisturbed
 from zsim.ir.run import InterruptedRunError, RunRecord
 from zsim.models.training_options import Device
-from zsim.records import dataclass
 from zsim.runs import registry
 from zsim.runs.backend import (
     MOST_SECONDS,

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zsim.errors import RankError, visible
-from zsim.records import dataclass
 from zsim.runs.launch.planned_collectives import BY_TORCH, Planned, deviations, number_of
 
 UNFINISHED = "it did not end, and told no reason"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from zsim.ir.ops import COLLECTIVES
 from zsim.models.training_options import Device
-from zsim.records import dataclass
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 

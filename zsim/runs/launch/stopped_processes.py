@@ -10,10 +10,9 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.io.system.processes import STOPPED, awaits, descendants, is_stopped
-from zsim.records import dataclass
 
 PATIENCE_S = 1.0
 """Seconds in which somebody may let a stopped process continue that was asked to end."""

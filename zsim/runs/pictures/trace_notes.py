@@ -6,9 +6,7 @@ They follow from the Program and its simulation. A trace takes them as data.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
-
-from zsim.records import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from pydantic import AfterValidator, Field
+
 from zsim.io.units import parse_period
 from zsim.models.saving import Checkpoint, CheckpointFormat
-from zsim.records import dataclass
-from zsim.scenario.keys.table import ValueBounds, key
+from zsim.scenario.keys.table import Table
 
 MOST_STEPS = 10**9
 BY_DEFAULT = Checkpoint()
@@ -20,34 +21,33 @@ def _period(value: str) -> str:
     return value
 
 
-Period = Annotated[str, _period]
+Period = Annotated[str, AfterValidator(_period)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointTable:
+class CheckpointTable(Table):
     """Checkpoints of the training, as `zsim checkpoint` tells them; no figure of a step depends on
     them."""
 
-    format: CheckpointFormat = key(
+    format: CheckpointFormat = Field(
         default=BY_DEFAULT.format,
-        meaning="torch DCP's, a file of each rank (sharded); whole tensors in one file of "
+        description="torch DCP's, a file of each rank (sharded); whole tensors in one file of "
                     "rank 0 (consolidated); DeepSpeed's.",
     )
-    asynchronous: bool = key(
+    asynchronous: bool = Field(
         default=BY_DEFAULT.asynchronous,
-        meaning="A sharded one is copied to host memory while training waits, and written "
+        description="A sharded one is copied to host memory while training waits, and written "
                     "beside it.",
     )
-    cpu_offload: bool = key(
+    cpu_offload: bool = Field(
         default=BY_DEFAULT.cpu_offload,
-        meaning="Whole tensors of a consolidated one go to rank 0's host memory; false: every "
+        description="Whole tensors of a consolidated one go to rank 0's host memory; false: every "
                     "device keeps them until they are written.",
     )
-    every: Annotated[int, ValueBounds(ge=1, le=MOST_STEPS)] | Period | None = key(
-        default=None, meaning='Steps, or time of training as "30 min", between two of them.'
+    every: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Period | None = Field(
+        default=None, description='Steps, or time of training as "30 min", between two of them.'
     )
-    mean_time_between_failures: Period | None = key(
-        default=None, meaning='Mean time between failures of the whole job, as "8 h".'
+    mean_time_between_failures: Period | None = Field(
+        default=None, description='Mean time between failures of the whole job, as "8 h".'
     )
 
 

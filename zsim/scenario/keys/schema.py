@@ -2,8 +2,8 @@
 
 Types and defaults are those of the dataclasses that tables become. Bounds and meanings are here.
 
-`table_checks` holds tables to the schema, `models` makes pydantic's models of it, and `reference`
-prints it. `refusals` knows what keys mean together.
+`table_checks` holds tables to the schema, and `reference` prints it. `refusals` knows what keys
+mean together.
 """
 
 from __future__ import annotations
@@ -13,27 +13,21 @@ from dataclasses import MISSING, fields
 from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
+from pydantic import AfterValidator, BaseModel, Field, create_model
+
+from zsim.cluster.cluster import clusters
 from zsim.engine.execution import Execution
 from zsim.io.units import UnitError, parse_bytes
 from zsim.models.checkpointing import Checkpointing
-from zsim.models.families import FAMILIES
+from zsim.models.families import FAMILIES, presets
 from zsim.models.families.layers import LossDtype
 from zsim.models.operators import AttentionKind
 from zsim.models.repeats import Uses
 from zsim.models.training_options import DTYPE_NAMES, Batch, Offload, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
-from zsim.records import dataclass
+from zsim.scenario.expect import FIGURES
 from zsim.scenario.keys.checkpoint_table import CheckpointTable
-from zsim.scenario.keys.table import (
-    MAX_NAME,
-    MOST_FAULTS,
-    Key,
-    Pause,
-    Table,
-    ValueBounds,
-    key,
-    table_of,
-)
+from zsim.scenario.keys.table import MAX_NAME, MOST_FAULTS, Pause, Table
 from zsim.strategies import STRATEGIES
 from zsim.strategies.flat_buffer.groups import Granularity
 
@@ -45,7 +39,7 @@ MAX_NAMES = 1024
 """The most entries of a list of names or patterns."""
 DtypeName = Literal["fp32", "bf16", "fp16"]
 Names = Annotated[
-    tuple[Annotated[str, ValueBounds(max_length=MAX_NAME)], ...], ValueBounds(max_length=MAX_NAMES)
+    tuple[Annotated[str, Field(max_length=MAX_NAME)], ...], Field(max_length=MAX_NAMES)
 ]
 
 
@@ -57,14 +51,15 @@ def _key(meaning: str, **bounds: Any) -> dict[str, Any]:
 def _derived(
     name: str, kind: type[Any], meaning: str, keys: Mapping[str, dict[str, Any]],
     types: Mapping[str, Any],
-) -> Table:
-    """The table `name` of the fields of the dataclass `kind`: types and defaults are the
-    dataclass's, but for `types`."""
+) -> Any:
+    """The table `name` that becomes the dataclass `kind`: types and defaults are the dataclass's,
+    but for `types`."""
     hints = get_type_hints(kind)
-    return Table(name, meaning, {
-        key: Key(types.get(key, hints.get(key)), _default(kind, key), described)
+    own: Any = {
+        key: (types.get(key, hints.get(key)), Field(_default(kind, key), **described))
         for key, described in keys.items()
-    })
+    }
+    return create_model(name, __base__=Table, __doc__=meaning, **own)
 
 
 def _default(kind: type[Any], key: str) -> Any:
@@ -75,96 +70,95 @@ def _default(kind: type[Any], key: str) -> Any:
         time = defaults[f"{key}_ns"]
         return None if time is None else f"{time} ns"
     value: Any = defaults[key]
+    if value is MISSING:
+        return ...
     return DTYPE_NAMES.get(value, value) if isinstance(value, str) else value  # type: ignore[call-overload]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsesTable:
+class UsesTable(Table):
     """Runs of each block in a forward: each in a row, or the whole stack again."""
 
-    times: int = key(ge=1, le=MAX_USES, meaning="Runs of each block in a forward.")
-    order: Literal["block", "stack"] = key(
+    times: int = Field(ge=1, le=MAX_USES, description="Runs of each block in a forward.")
+    order: Literal["block", "stack"] = Field(
         default=Uses().order,
-        meaning="Each block that often in a row, or the whole stack again.",
+        description="Each block that often in a row, or the whole stack again.",
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelTable:
+class ModelTable(Table):
     """The model: one of preset, family with sizes, huggingface, traced."""
 
-    preset: str | None = key(default=None, meaning="A model of `zsim list models`.")
-    num_layers: int | None = key(
-        default=None, ge=1, meaning="Blocks of the preset that are kept; all by default."
+    preset: str | None = Field(default=None, description="A model of `zsim list models`.")
+    num_layers: int | None = Field(
+        default=None, ge=1, description="Blocks of the preset that are kept; all by default."
     )
-    attention: AttentionKind | None = key(
+    attention: AttentionKind | None = Field(
         default=None,
-        meaning="The preset's attention: explicit scores, sdpa with the kernel that torch "
+        description="The preset's attention: explicit scores, sdpa with the kernel that torch "
                     "takes, or one of its kernels.",
     )
-    loss_dtype: LossDtype | None = key(
+    loss_dtype: LossDtype | None = Field(
         default=None,
-        meaning="The dtype of the preset's loss: by default the \"model\"'s, or \"float32\", "
+        description="The dtype of the preset's loss: by default the \"model\"'s, or \"float32\", "
                     "as torchtitan and transformers have it.",
     )
-    family: str | None = key(
-        default=None, meaning="A family of models, with its `sizes`."
+    family: str | None = Field(
+        default=None, description="A family of models, with its `sizes`."
     )
-    sizes: dict[str, Any] = key(default={}, meaning="The family's sizes, see below.")
-    huggingface: str | None = key(
+    sizes: dict[str, Any] = Field(default={}, description="The family's sizes, see below.")
+    huggingface: str | None = Field(
         default=None,
-        meaning="The config.json of a Hugging Face gpt2, llama, mistral, qwen2, qwen3, gemma "
+        description="The config.json of a Hugging Face gpt2, llama, mistral, qwen2, qwen3, gemma "
                     "or phi3, beside the scenario.",
     )
-    traced: str | None = key(
-        default=None, meaning="The file of a traced nn.Module, beside the scenario."
+    traced: str | None = Field(
+        default=None, description="The file of a traced nn.Module, beside the scenario."
     )
-    uses: Annotated[int, ValueBounds(ge=1, le=MAX_USES)] | UsesTable = key(
+    uses: Annotated[int, Field(ge=1, le=MAX_USES)] | UsesTable = Field(
         default=1,
-        meaning="Runs of each block in a forward, on the same weights; a table says in which "
+        description="Runs of each block in a forward, on the same weights; a table says in which "
                     "`order`.",
     )
-    unused: Names = key(
-        default=(), meaning="Blocks that own parameters and that forward skips."
+    unused: Names = Field(
+        default=(), description="Blocks that own parameters and that forward skips."
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterTable:
+class ClusterTable(Table):
     """The cluster: a preset or a file, and how much of it."""
 
-    preset: str | None = key(default=None, meaning="A cluster of `zsim list clusters`.")
-    file: str | None = key(
-        default=None, meaning="A cluster's file, as `zsim calibrate --out` writes it."
+    preset: str | None = Field(default=None, description="A cluster of `zsim list clusters`.")
+    file: str | None = Field(
+        default=None, description="A cluster's file, as `zsim calibrate --out` writes it."
     )
-    device: str | None = key(
+    device: str | None = Field(
         default=None,
-        meaning="Another GPU in the same nodes: a device of `zsim list devices`.",
+        description="Another GPU in the same nodes: a device of `zsim list devices`.",
     )
-    nodes: int = key(default=1, ge=1, le=100_000, meaning="Nodes of the cluster.")
-    ranks: int | None = key(
+    nodes: int = Field(default=1, ge=1, le=100_000, description="Nodes of the cluster.")
+    ranks: int | None = Field(
         default=None, ge=1, le=1_000_000,
-        meaning="Ranks on a CPU host; on GPUs each device is a rank.",
+        description="Ranks on a CPU host; on GPUs each device is a rank.",
     )
-    nic_bandwidth: str | None = key(
+    nic_bandwidth: str | None = Field(
         default=None,
-        meaning='Bandwidth of each NIC\'s link, as "100 Gbit/s", where the network is '
+        description='Bandwidth of each NIC\'s link, as "100 Gbit/s", where the network is '
                     "oversubscribed or shared.",
     )
-    power: str | None = key(
+    power: str | None = Field(
         default=None,
-        meaning='Watts at which each GPU\'s draw is capped, as "500 W"; clocks and products go '
+        description='Watts at which each GPU\'s draw is capped, as "500 W"; clocks and products go '
                     "by it, memory does not.",
     )
-    fabric: Literal["ib", "roce", "efa", "tcp"] | None = key(
+    fabric: Literal["ib", "roce", "efa", "tcp"] | None = Field(
         default=None,
-        meaning="The kind of network, as far as NCCL's collectives differ by it; by default "
+        description="The kind of network, as far as NCCL's collectives differ by it; by default "
                     "the preset's.",
     )
 
 
-TABLES: Mapping[str, Table] = {
-    "model": table_of(ModelTable),
+TABLES: Mapping[str, Any] = {
+    "model": ModelTable,
     "batch": _derived(
         "BatchTable", Batch, "One rank's batch.",
         {
@@ -179,7 +173,7 @@ TABLES: Mapping[str, Table] = {
         },
         {},
     ),
-    "cluster": table_of(ClusterTable),
+    "cluster": ClusterTable,
     "precision": _derived(
         "PrecisionTable", Precision, "The dtypes of training.",
         {
@@ -281,7 +275,7 @@ TABLES: Mapping[str, Table] = {
             ),
             "nested": _key("Modules of each block that are units inside the block's unit."),
         },
-        {"every": Annotated[int, ValueBounds(ge=1, le=MAX_SIZE)] | Literal["all"], "nested": Names},
+        {"every": Annotated[int, Field(ge=1, le=MAX_SIZE)] | Literal["all"], "nested": Names},
     ),
     "execution": _derived(
         "ExecutionTable", Execution,
@@ -341,59 +335,68 @@ TABLES: Mapping[str, Table] = {
 """Tables of fixed keys; `strategy`, `model.sizes` and `expect` depend on what they name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatorTable:
+class AllocatorTable(Table):
     """torch's caching allocator for CUDA (PYTORCH_CUDA_ALLOC_CONF); on a CPU nothing is reserved
     ahead."""
 
-    expandable_segments: bool = key(
+    expandable_segments: bool = Field(
         default=False,
-        meaning="Segments grow page by page: the same bytes are allocated, fewer reserved.",
+        description="Segments grow page by page: the same bytes are allocated, fewer reserved.",
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LintTable:
+class LintTable(Table):
     """`zsim lint` on this scenario."""
 
-    ignore: Names = key(default=(), meaning="Rules that are not asked.")
+    ignore: Names = Field(default=(), description="Rules that are not asked.")
 
 
-def _top(kind: Any, default: Any = MISSING, meaning: str = "", **bounds: Any) -> Key:
-    """A key of the top level."""
-    return Key(kind, default, {"description": meaning, **bounds} if meaning else bounds)
-
-
-SCENARIO = Table("ScenarioTable", "A whole scenario file.", {
-    "description": _top(str, "", "A sentence on what the scenario shows."),
-    "model": _top(TABLES["model"]),
-    "batch": _top(TABLES["batch"]),
-    "cluster": _top(TABLES["cluster"]),
-    "strategy": _top(dict[str, Any]),
+KEYS: dict[str, Any] = {
+    "description": (str, Field(default="", description="A sentence on what the scenario shows.")),
+    "model": (ModelTable, ...),
+    "batch": (TABLES["batch"], ...),
+    "cluster": (ClusterTable, ...),
+    "strategy": (dict[str, Any], ...),
     **{
-        name: _top(TABLES[name], TABLES[name])
+        name: (TABLES[name], TABLES[name]())
         for name in (
             "precision", "optimizer", "offload", "activation_checkpointing", "wrapping",
             "execution",
         )
     },
-    "frozen": _top(
-        Names, (), "Shell-style patterns over the names of parameters that need no gradient."
+    "frozen": (
+        Names,
+        Field(default=(), description="Shell-style patterns over the names of parameters that "
+                                      "need no gradient."),
     ),
-    "faults": _top(
-        tuple[dict[str, Any], ...], (),
-        "Faults and stragglers of the steady step, each with its `kind`.", max_length=MOST_FAULTS,
+    "faults": (
+        tuple[dict[str, Any], ...],
+        Field(
+            default=(), max_length=MOST_FAULTS,
+            description="Faults and stragglers of the steady step, each with its `kind`.",
+        ),
     ),
-    "allocator": _top(table_of(AllocatorTable), table_of(AllocatorTable)),
-    "checkpoint": _top(table_of(CheckpointTable), table_of(CheckpointTable)),
-    "lint": _top(table_of(LintTable), table_of(LintTable)),
-    "steps": _top(
-        int, 3, "Steps of a real run; parameters are compared after the last.", ge=1, le=1000
+    "allocator": (AllocatorTable, AllocatorTable()),
+    "checkpoint": (CheckpointTable, CheckpointTable()),
+    "lint": (LintTable, LintTable()),
+    "steps": (
+        int,
+        Field(default=3, ge=1, le=1000, description="Steps of a real run; parameters are compared "
+                                                    "after the last."),
     ),
-    "seed": _top(int, 0, "Seed of initial parameters and batches.", ge=0, le=2**31),
-    "expect": _top(dict[str, bool | int | str], {}, "Assertions about the steady step."),
-})
-"""A whole scenario file; `strategy` has a table of its own, which its name decides."""
+    "seed": (
+        int,
+        Field(default=0, ge=0, le=2**31, description="Seed of initial parameters and batches."),
+    ),
+    "expect": (
+        dict[str, bool | int | str],
+        Field(default={}, description="Assertions about the steady step."),
+    ),
+}
+"""The top level of a scenario; `strategy` has a table of its own, which its name decides."""
+ScenarioTable: type[BaseModel] = create_model(
+    "ScenarioTable", __base__=Table, __doc__="A whole scenario file.", **KEYS
+)
 
 
 MEANINGS: Mapping[str, str] = {
@@ -463,31 +466,31 @@ MEANINGS: Mapping[str, str] = {
 """Options of strategies and sizes of families, by key."""
 
 
-def _fields(options: type[Any]) -> dict[str, Key]:
-    """The fields of a dataclass as keys: types, defaults and meanings. Sizes are bounded, by the
-    `most` of a field's metadata where it has one."""
+def _fields(options: type[Any]) -> dict[str, Any]:
+    """The fields of a dataclass as pydantic wants them: types, defaults and meanings. Sizes are
+    bounded, by the `most` of a field's metadata where it has one."""
     hints = get_type_hints(options)
     kinds: dict[Any, Any] = {
-        int: Annotated[int, ValueBounds(ge=0, le=MAX_SIZE)],
-        float: Annotated[float, ValueBounds(ge=0, lt=1)],  # a share
-        float | None: Annotated[float, ValueBounds(ge=0, le=MAX_SIZE)] | None,
+        int: Annotated[int, Field(ge=0, le=MAX_SIZE)],
+        float: Annotated[float, Field(ge=0, lt=1)],  # a share
+        float | None: Annotated[float, Field(ge=0, le=MAX_SIZE)] | None,
         Granularity: BucketSize,
     }
     return {
         field.name: _described(
             field.name,
-            Annotated[int, ValueBounds(ge=0, le=field.metadata["most"])]
+            Annotated[int, Field(ge=0, le=field.metadata["most"])]
             if "most" in field.metadata
             else kinds.get(hints[field.name], hints[field.name]),
-            field.default,
+            ... if field.default is MISSING else field.default,
         )
         for field in fields(options)
     }
 
 
-def _described(key: str, kind: Any, default: Any = MISSING, **bounds: Any) -> Key:
-    """The key `key` with its meaning."""
-    return Key(kind, default, {"description": MEANINGS.get(key), **bounds})
+def _described(key: str, kind: Any, default: Any, **bounds: Any) -> tuple[Any, Any]:
+    """The entry of `key` in a table of pydantic."""
+    return kind, Field(default, description=MEANINGS.get(key), **bounds)
 
 
 def _bucket_size(written: str) -> str | int:
@@ -503,26 +506,57 @@ def _bucket_size(written: str) -> str | int:
     return nbytes
 
 
-BucketSize = Annotated[str, _bucket_size]
+BucketSize = Annotated[str, AfterValidator(_bucket_size)]
 """A Granularity as scenarios write it."""
 
 
 @cache
-def strategy_table(name: str) -> Table:
+def strategy_table(name: str) -> type[BaseModel]:
     """The schema of `strategy` for one strategy: the common keys and the strategy's own options."""
     strategy = STRATEGIES[name]
-    own = {
+    own: dict[str, Any] = {
         axis: _described(axis, int | None, None, ge=1, le=1_000_000) for axis in strategy.axes
     }
     own |= _fields(strategy.options)
     own |= {
-        "name": _described("name", Literal[name]),
+        "name": _described("name", Literal[name], ...),
         "sync": _described("sync", Literal[strategy.syncs], strategy.syncs[0]),
     }
-    return Table(f"strategy {name}", None, own)
+    return create_model(
+        f"strategy {name}",
+        __base__=Table,
+        **own,
+    )
 
 
 @cache
-def sizes_table(family: str) -> Table:
+def sizes_table(family: str) -> type[BaseModel]:
     """The schema of `model.sizes` for one family."""
-    return Table(f"sizes of {family}", None, _fields(FAMILIES[family].sizes))
+    return create_model(f"sizes of {family}", __base__=Table, **_fields(FAMILIES[family].sizes))
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of scenario files: one variant of `strategy` per strategy, of `model` per
+    family and source."""
+    from zsim.scenario.keys.fault_tables import FAULT_TABLES  # start-up: few scenarios have faults
+
+    schema = ScenarioTable.model_json_schema()
+    schema["title"] = "zsim scenario"
+    schema["properties"]["strategy"] = {
+        "oneOf": [strategy_table(name).model_json_schema() for name in STRATEGIES]
+    }
+    schema["properties"]["faults"]["items"] = {
+        "oneOf": [table.model_json_schema() for table in FAULT_TABLES.values()]
+    }
+    model = schema["$defs"]["ModelTable"]["properties"]
+    cluster = schema["$defs"]["ClusterTable"]["properties"]
+    sizes = [sizes_table(name).model_json_schema() for name in FAMILIES]
+    for table, key, values in (
+        (model, "preset", {"enum": list(presets()), "title": "Preset"}),
+        (model, "family", {"enum": list(FAMILIES), "title": "Family"}),
+        (model, "sizes", {"anyOf": sizes}),
+        (cluster, "preset", {"enum": list(clusters()), "title": "Preset"}),
+    ):
+        table[key] = values | {"description": table[key]["description"]}
+    schema["properties"]["expect"]["propertyNames"] = {"enum": list(FIGURES)}
+    return schema

@@ -6,26 +6,58 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import cache
+from typing import Any, get_args
 
-from zsim.errors import shown
+from pydantic import BaseModel, ValidationError, create_model
+
+from zsim.errors import ZsimError, shown
+from zsim.io import pydantic_words
 from zsim.ir.mesh import AXES, RESERVED_AXES
-from zsim.scenario.keys.did_you_mean import did_you_mean
-from zsim.scenario.keys.schema import SCENARIO, strategy_table
-from zsim.scenario.keys.table import Table, UnsureError
+from zsim.scenario.keys.foreign_keys import FOREIGN_KEYS
+from zsim.scenario.keys.schema import ScenarioTable, strategy_table
+from zsim.scenario.keys.table import Table
 from zsim.strategies import STRATEGIES
 
+OTHER_TOOLS = {
+    "param_dtype": "parameters", "reduce_dtype": "reduce", "lr": "learning_rate",
+    "batch_size": "micro_batch", "seq_len": "sequence_length", "max_grad_norm": "clip_norm",
+    "gradient_accumulation_steps": "accumulation",
+}
+"""Keys of scenarios by the names that other tools have for them."""
+EXAMPLES = {
+    "model": '{ preset = "llama-3-8b" }', "cluster": '{ preset = "dgx-h100" }',
+    "strategy": '{ name = "fsdp2" }', "activation_checkpointing": '{ mode = "full" }',
+}
+"""A table in place of the text or the flag that people write there first."""
 FILES = ("model.huggingface", "model.traced", "cluster.file")
 """The keys that name files, which have keys of their own."""
 
 
-def validated(table: Table, given: object, *, prefix: str, problems: list[str]) -> Any:
-    """The `table` that is `given`, or None after adding one line per bad key to `problems`."""
-    with suppress(UnsureError):
-        return table.taken(given)
-    from zsim.scenario.keys import complaints  # start-up: tables without mistakes need no pydantic
+def validated(schema: type[BaseModel], table: object, *, prefix: str, problems: list[str]) -> Any:
+    """`table` as `schema`, or None after adding one line per bad key to `problems`."""
+    try:
+        return schema.model_validate(_frozen(table))
+    except ValidationError as error:
+        complaints: dict[str, list[str]] = {}
+        for item in error.errors(include_url=False):
+            path = _path(table, item)
+            key = _written([*([prefix] if prefix else []), *path])
+            complaint = FOREIGN_KEYS.get(key) or _complaint(schema, item, path)
+            complaints.setdefault(key, []).append(complaint)
+        problems += [
+            f"{key}: {_joined(parts)}" for key, parts in complaints.items()
+            if not any(other.startswith((f"{key}.", f"{key}[")) for other in complaints)
+        ]
+    return None
 
-    return complaints.validated(table, given, prefix=prefix, problems=problems)
+
+@cache
+def _one_key(name: str) -> type[BaseModel]:
+    """The schema of a scenario that has the key `name` only."""
+    field = ScenarioTable.model_fields[name]
+    own: dict[str, Any] = {name: (field.annotation, field)}
+    return create_model(f"scenario's {name}", __base__=Table, **own)
 
 
 def parts(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
@@ -34,9 +66,9 @@ def parts(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
 
     One key's mistake hides no other's.
     """
-    known = SCENARIO.keys
-    with suppress(UnsureError):  # a table without a mistake is held to the schema at once
-        whole = SCENARIO.taken(table)
+    known = ScenarioTable.model_fields
+    with suppress(ValidationError):  # a table without a mistake is held to the schema at once
+        whole = ScenarioTable.model_validate(_frozen(table))
         return {name: getattr(whole, name) for name in known}
     problems += [
         f"{str(key)[:100]}: unknown key{did_you_mean(str(key), known)}"
@@ -44,12 +76,94 @@ def parts(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
         if key not in known
     ]
     tables: dict[str, Any] = {}
-    for name, key in known.items():
+    for name in known:
         entry = {name: table[name]} if name in table else {}
-        alone = Table(f"scenario's {name}", None, {name: key})
-        checked = validated(alone, entry, prefix="", problems=problems)
+        checked = validated(_one_key(name), entry, prefix="", problems=problems)
         tables[name] = None if checked is None else getattr(checked, name)
     return tables
+
+
+def _frozen(value: object) -> object:
+    """Lists as tuples, so that the frozen schema can take them."""
+    if isinstance(value, dict):
+        return {key: _frozen(inner) for key, inner in value.items()}
+    return tuple(_frozen(inner) for inner in value) if isinstance(value, list) else value
+
+
+def _joined(complaints: list[str]) -> str:
+    """One complaint of the several that a value of no allowed type gives."""
+    heads = list(
+        dict.fromkeys(
+            complaint.split(", found ")[0].removeprefix("expected ") for complaint in complaints
+        )
+    )
+    if len(heads) == 1:
+        return complaints[0]
+    return f"expected {' or '.join(heads)}, found {complaints[0].partition(', found ')[2]}"
+
+
+def _complaint(schema: type[BaseModel], item: Any, path: Sequence[str | int]) -> str:
+    """The complaint about the value at `path`."""
+    if item["type"] == "extra_forbidden":
+        return f"unknown key{did_you_mean(str(path[-1]), _names_at(schema, path[:-1]))}"
+    cause = item.get("ctx", {}).get("error")
+    if isinstance(cause, ZsimError):
+        return cause.complaint
+    expected = pydantic_words.expected_text(item, table="a table, { key = value }")
+    remedy = pydantic_words.remedy_text(item)
+    if item["type"] in ("model_type", "dict_type") and path and path[-1] in EXAMPLES:
+        remedy = f"write {path[-1]} = {EXAMPLES[str(path[-1])]}"
+    complaint = f"expected {expected}, found {pydantic_words.found_text(item)}"
+    return f"{complaint}; {remedy}" if remedy else complaint
+
+
+def _path(table: object, item: Any) -> list[str | int]:
+    """The keys and indices that lead to the value. Parts of the location that name the variant of
+    a union are in no table, and left out."""
+    path: list[str | int] = []
+    value, missing = table, item["type"] == "missing"
+    for at, part in enumerate(item["loc"], start=1):
+        is_key = isinstance(value, dict) and part in value
+        if is_key or (isinstance(value, list | tuple) and isinstance(part, int)):
+            value = value[part]  # type: ignore[index]
+            path.append(part)
+        elif missing and at == len(item["loc"]):
+            path.append(part)
+    return path
+
+
+def _written(path: Sequence[str | int]) -> str:
+    """A path as people write it: faults[0].node."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:100]}" for part in path)
+    return text.removeprefix(".")
+
+
+def _names_at(schema: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+    """The keys that the table at `path` may have."""
+    for name in (part for part in path if isinstance(part, str)):
+        field = schema.model_fields.get(name)
+        inner = None if field is None else _table_in(field.annotation)
+        if inner is None:
+            return []
+        schema = inner
+    return list(schema.model_fields)
+
+
+def _table_in(annotation: Any) -> type[BaseModel] | None:
+    """The schema of the table that a key may be, or each entry of its list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    tables = (_table_in(inner) for inner in get_args(annotation))
+    return next((table for table in tables if table is not None), None)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a complaint about `word`: the nearest of the `known` words, or all of them."""
+    alike = {str(name).lower(): name for name in known}
+    near = difflib.get_close_matches(OTHER_TOOLS.get(word, word).lower(), alike, n=1)
+    if near:
+        return f", did you mean {alike[near[0]]}?"
+    return f"; known are {', '.join(known)}" if known else ""
 
 
 def each_key_once(problems: Iterable[str]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ says of it together with others.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -25,7 +25,6 @@ from zsim.models.saving import Checkpoint
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NAMES, Batch, Offload, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
-from zsim.records import dataclass
 from zsim.scenario import refusals
 from zsim.scenario.expect import Expectation, expectation
 from zsim.scenario.keys.checkpoint_table import checkpoint_of
@@ -116,11 +115,11 @@ def _attempt(problems: list[str], make: Callable[..., Made], *arguments: Any) ->
 
 def _same_fields(kind: Callable[..., Made], table: Any) -> Made:
     """A part whose table has its very fields as keys."""
-    return kind(**vars(table))
+    return kind(**table.model_dump())
 
 
 def _precision(table: Any) -> Precision:
-    named = vars(table)
+    named = table.model_dump()
     return Precision(**{key: DTYPES.get(value, value) for key, value in named.items()})
 
 
@@ -129,7 +128,7 @@ def _execution(table: Any) -> Execution:
     """
     times = {field.name for field in fields(Execution) if field.name.endswith("_ns")}
     values: dict[str, Any] = {}
-    for key, value in vars(table).items():
+    for key, value in table.model_dump().items():
         if f"{key}_ns" in times:
             values[f"{key}_ns"] = None if value is None else parse_time(value)
         else:

@@ -12,9 +12,8 @@ from zsim.models.families.size_checks import fit_problems
 from zsim.models.repeats import Uses, with_uses
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch
-from zsim.scenario.keys.did_you_mean import did_you_mean
 from zsim.scenario.keys.schema import ModelTable, sizes_table
-from zsim.scenario.keys.table_checks import validated
+from zsim.scenario.keys.table_checks import did_you_mean, validated
 
 
 def named(table: ModelTable) -> ModelTable:
@@ -70,9 +69,7 @@ def made_model(table: ModelTable, batch: Batch, folder: Path | None) -> ModelSpe
 
 def _uses(table: ModelTable) -> Uses:
     asked = table.uses
-    if isinstance(asked, int):
-        return Uses(times=asked)
-    return Uses(times=asked.times, order=asked.order)
+    return Uses(times=asked) if isinstance(asked, int) else Uses(**asked.model_dump())
 
 
 def _refuse_repeated_trace(table: ModelTable, batch: Batch) -> None:
@@ -111,7 +108,7 @@ def _from_sizes(table: ModelTable, length: int) -> ModelSpec:
         raise ScenarioError((f"model.sizes: expected at most {limits.MAX_LAYERS:,} layers, found "
                              f"more",))
     try:
-        sizes = FAMILIES[name].sizes(**vars(checked))
+        sizes = FAMILIES[name].sizes(**checked.model_dump())
         return build(name, sizes, name=name, sequence_length=length)
     except (ValueError, ArithmeticError, IndexError) as error:
         raise ScenarioError((f"model.sizes: {str(error)[:200]}",)) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from zsim.autograd.lowering.lower_model import loss_buffers
@@ -19,7 +20,6 @@ from zsim.autograd.lowering.lowered import (
 )
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.operators import ONE_NODE, Operator
-from zsim.records import dataclass
 from zsim.strategies.building.training import Training
 
 PRODUCTS = ("linear", "conv1d")

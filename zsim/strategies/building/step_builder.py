@@ -7,7 +7,7 @@ parameters; only the reduction itself runs in the reduce dtype.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 
@@ -17,7 +17,6 @@ from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import PAGEABLE, HostEvent, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.ir.program import PartName, Program, RankProgram, StepPart
-from zsim.records import dataclass
 
 FEW = 4
 """Most kernels of an op that are compared with those of others, to be one object where equal. A

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
 from zsim.autograd.lowering.lowered import LoweredModule
@@ -18,7 +18,6 @@ from zsim.models.training_options import (
     Optimizer,
     Precision,
 )
-from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

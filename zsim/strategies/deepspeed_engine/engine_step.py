@@ -7,7 +7,7 @@ accumulated; stages differ in what it does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from zsim.autograd.lowering.lower_model import loss_buffers
@@ -19,7 +19,6 @@ from zsim.autograd.lowering.lowered import (
 )
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT
-from zsim.records import dataclass
 from zsim.strategies.building.backward_events import (
     accumulated_in_turn,
     forward_memory,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
 from zsim.ir.mesh import Mesh
 from zsim.models.spec import Parameter
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.strategies.building.parameters import trained_parameters
 from zsim.strategies.building.training import Training
 from zsim.strategies.replicated.buckets import ReplicatedModel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.autograd.traced.model import TracedModel
 from zsim.ir.mesh import Mesh
@@ -12,7 +12,6 @@ from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.repeats import repeats
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Optimizer, Precision
-from zsim.records import dataclass
 
 VERSION = "0.19"
 """The DeepSpeed that these strategies follow."""

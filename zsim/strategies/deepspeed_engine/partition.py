@@ -8,11 +8,11 @@ deepspeed/runtime/zero/stage_1_and_2.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from zsim.models.spec import Parameter
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.deepspeed_engine.layout import SCALED_DTYPE, EngineLayout
 from zsim.strategies.deepspeed_engine.options import ReplicaOptions

@@ -8,14 +8,13 @@ deepspeed/runtime/zero/stage_1_and_2.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.strategies.building.kernels import copy_kernel, move_gradients
 from zsim.strategies.deepspeed_engine.engine_step import OWN, EngineStep
 from zsim.strategies.deepspeed_engine.layout import AXIS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
 from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient, TapeEvent
@@ -16,7 +16,6 @@ from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.strategies.building import clipping, optimizers
 from zsim.strategies.building.backward_events import (
     BackwardEvent,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from zsim.ir.sharding import FlatLayout
 from zsim.models.spec import ModelSpec, Parameter, ParamGroup
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 
 Granularity = Literal["unit", "parameter"] | int
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient
@@ -12,7 +13,6 @@ from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind
 from zsim.models.training_options import DTYPE_NBYTES, Offload
-from zsim.records import dataclass
 from zsim.strategies.building.backward_events import accumulated_after_sums, late_weights
 from zsim.strategies.building.kernels import MASTER_DTYPE, accumulate_kernel, copy_kernel
 from zsim.strategies.building.parameters import used_parameters

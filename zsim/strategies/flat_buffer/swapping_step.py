@@ -17,11 +17,10 @@ It is ZeRO-Infinity's (arXiv 2104.07857, §5.1 and §6.2) on one drive.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.ir.ops import Kernel
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.optimizers import state_names
 from zsim.strategies.flat_buffer.groups import FlatGroup

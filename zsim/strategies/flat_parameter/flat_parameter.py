@@ -9,12 +9,11 @@ FlatParamHandle._init_flat_param_and_metadata, _get_shard.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.ir.sharding import FlatLayout
 from zsim.models.spec import ModelSpec, ParamGroup
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.strategies.building.kernels import MASTER_DTYPE
 
 ALIGNMENT_NBYTES = 16

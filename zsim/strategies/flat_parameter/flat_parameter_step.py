@@ -9,11 +9,10 @@ hooks.py decides the order.
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Stream
 from zsim.models.spec import ROOT
-from zsim.records import dataclass
 from zsim.strategies.building.kernels import copy_kernel
 from zsim.strategies.flat_parameter.flat_parameter import FlatParameter
 from zsim.strategies.flat_parameter.views import view

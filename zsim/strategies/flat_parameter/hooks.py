@@ -9,12 +9,11 @@ of backward. See torch/distributed/fsdp/_runtime_utils.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
 from zsim.autograd.lowering.lowered import LoweredModule
 from zsim.models.spec import ROOT, run_of
-from zsim.records import dataclass
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_parameter.flat_parameter import FlatParameter
 from zsim.strategies.flat_parameter.flat_parameter_step import FlatParameterStep

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from zsim.records import dataclass
+from dataclasses import dataclass
+
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_parameter.flat_parameter import FlatParameter, placeholders, stepped
 

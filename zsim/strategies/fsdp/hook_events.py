@@ -9,11 +9,11 @@ forward. Source: torch/distributed/fsdp/_fully_shard/_fsdp_state.py.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from zsim.autograd.lowering.lowered import LoweredModule
 from zsim.autograd.traced.model import LOSS_MODULE
 from zsim.models.spec import ROOT, ModelSpec, run_of, without_run
-from zsim.records import dataclass
 from zsim.strategies.building.parameters import used_parameters
 from zsim.strategies.building.training import Training
 

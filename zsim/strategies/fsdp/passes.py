@@ -8,7 +8,7 @@ gathers, reduces or decides an order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.autograd.lowering.lower_model import loss_buffers
 from zsim.autograd.lowering.lowered import (
@@ -24,7 +24,6 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.models.spec import ROOT, is_model_input
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.strategies.building.backward_events import recomputed_in_turn, until_loss_goes
 from zsim.strategies.building.kernels import accumulate_kernel
 from zsim.strategies.building.step_builder import StepBuilder

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.autograd.lowering.lowered import (
     Accumulated,
@@ -14,7 +14,6 @@ from zsim.autograd.lowering.lowered import (
     TapeEvent,
 )
 from zsim.ir.ops import Alloc, Free, MemoryEvent
-from zsim.records import dataclass
 from zsim.strategies.building.backward_events import BackwardEvent, accumulated
 
 

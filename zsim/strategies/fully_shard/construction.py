@@ -3,6 +3,7 @@ a derived mesh."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from zsim.ir.mesh import Mesh
@@ -10,7 +11,6 @@ from zsim.ir.ops import Alloc, Free, HostAlloc, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.torch_versions import RESHARD_ALONE
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training

@@ -6,14 +6,13 @@ Each hook issues its ops here; fsdp2.py says when it fires.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from zsim.autograd.lowering.lowered import LoweredModule
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.strategies.building.backward_events import accumulated_after_sums
 from zsim.strategies.building.parameters import units_read, units_read_by_blocks
 from zsim.strategies.building.training import Training

@@ -3,13 +3,12 @@ it is alive now."""
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import prod
 from typing import Final, Literal
 
 from zsim.ir.sharding import Dim0Layout, shard_size
 from zsim.models.spec import ROOT, ModelSpec, Parameter
-from zsim.records import dataclass
 from zsim.strategies.building.parameters import trained_parameters
 
 

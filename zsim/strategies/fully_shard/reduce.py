@@ -3,12 +3,11 @@ torch's FSDPParamGroup does."""
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from zsim.ir.ops import Free, HostAlloc, HostEvent, Kernel, MemoryEvent
 from zsim.models.torch_versions import INPUT_BESIDE_THE_NEXT, INPUT_PAST_IDLE_UNITS
-from zsim.records import dataclass
 from zsim.strategies.building.kernels import add_kernel, copy_kernel
 from zsim.strategies.fsdp.gradient_division import divide_kernels, division
 from zsim.strategies.fully_shard.param_group import FSDPParamGroup

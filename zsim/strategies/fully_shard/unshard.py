@@ -8,11 +8,10 @@ that drops its last reference. Streams and waits follow FSDPCommContext.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from zsim.ir.ops import Alloc, Kernel, MemoryEvent
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.strategies.building.kernels import copy_kernel
 from zsim.strategies.fsdp.passes import Passes
 from zsim.strategies.fully_shard.param_group import FSDPParamGroup, Sharded

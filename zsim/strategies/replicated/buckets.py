@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 
@@ -12,7 +13,6 @@ from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Kernel
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.strategies.building.backward_events import accumulated_after_sums, late_weights
 from zsim.strategies.building.kernels import (
     MASTER_DTYPE,

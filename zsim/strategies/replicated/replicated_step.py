@@ -4,7 +4,7 @@ reduced in buckets."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from zsim.autograd.lowering.lower_model import loss_buffers
@@ -13,7 +13,6 @@ from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.strategies.building import clipping, optimizers
 from zsim.strategies.building.backward_events import (
     accumulated_in_turn,

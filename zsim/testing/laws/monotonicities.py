@@ -5,7 +5,7 @@ exceptions.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from zsim.engine.costs.op_costs import Costs
@@ -13,7 +13,6 @@ from zsim.engine.simulate import simulate
 from zsim.ir.ops import COLLECTIVES, Kernel, Op
 from zsim.memory import fits
 from zsim.memory.waterfall import num_whole
-from zsim.records import dataclass
 from zsim.runs.run import Run
 from zsim.scenario.plan import planned
 from zsim.testing.laws.variants import (

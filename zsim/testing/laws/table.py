@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import overload
 
 from zsim.errors import ArgumentError
 from zsim.io.arguments import described
 from zsim.ir.laws.run_laws import LawError
-from zsim.records import dataclass
 from zsim.runs.run import Run
 from zsim.testing.laws import equivalences, monotonicities, of_runs, zero_table
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +13,6 @@ from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import Program
 from zsim.ir.run import MemoryRecord, RunRecord
 from zsim.models.spec import RUN
-from zsim.records import dataclass
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan

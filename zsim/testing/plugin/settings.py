@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,7 +13,6 @@ import pytest
 from zsim.analysis.growth import parse_limits
 from zsim.errors import ZsimError
 from zsim.io import files
-from zsim.records import dataclass
 from zsim.runs import registry
 from zsim.runs.backend import require_seconds
 from zsim.testing.regression import Baselines

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from zsim.records import dataclass
 from zsim.testing.sharding.values import Cut, elements, poisoned, shape_of
 
 Shape = tuple[int, ...]

@@ -9,11 +9,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
-
-from zsim.records import dataclass
 
 Make = Callable[..., Any]
 """Makes a tensor of nested lists, as torch.tensor or numpy.array; `list` keeps the lists."""

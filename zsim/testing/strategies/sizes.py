@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hypothesis import strategies as st
 
 from zsim.ir.mesh import Mesh
 from zsim.models.spec import ROOT, Parameter, ParamGroup
-from zsim.records import dataclass
 
 DTYPES = ("float32", "bfloat16", "float16")
 PRIMES = (2, 3, 5, 7, 13, 31)

@@ -7,12 +7,12 @@ ours or DeepSpeed's, only the elements that a rank needs are read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from zsim.analysis.checkpoints.files.pieces import Files
 from zsim.analysis.checkpoints.reshard import CheckpointError, Read, reads
 from zsim.analysis.checkpoints.state import StateEntry, StatePart, StateTensor, TrainingState
-from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

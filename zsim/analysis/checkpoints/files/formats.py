@@ -7,7 +7,7 @@ Source: DeepSpeed 0.19.8, runtime/engine.py and runtime/zero, as measured on glo
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.analysis.checkpoints.files.dcp_plan import written
 from zsim.analysis.checkpoints.state import (
@@ -17,7 +17,6 @@ from zsim.analysis.checkpoints.state import (
     TrainingState,
     state_of,
 )
-from zsim.records import dataclass
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 

@@ -7,12 +7,12 @@ those of fitted rows. Beyond the most ranks that were measured they grow with ea
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import log2
 
 from zsim.cluster.cluster import Fabric, Generation
 from zsim.cluster.collectives.nccl.communicator import Communicator, CurveProvenance
 from zsim.cluster.collectives.nccl.tuner import Algorithm
-from zsim.records import dataclass
 
 MIB = 2**20
 LARGE, MIDDLE = 64 * MIB, MIB

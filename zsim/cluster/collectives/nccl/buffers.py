@@ -7,10 +7,10 @@ knows no GPU by name: channels, and whether a receiver reads from its sender, ar
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from math import ceil
 
 from zsim.cluster.cluster import ClusterSpec
-from zsim.records import dataclass
 
 KIB, MIB = 2**10, 2**20
 

@@ -7,9 +7,10 @@ agrees. Knows no cluster.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zsim.cluster.cluster import Generation, Processor
 from zsim.cluster.collectives.nccl.tuner import Graph, System
-from zsim.records import dataclass
 
 NVLINK_GB_S: dict[Generation, float] = {
     "volta": 120.0, "ampere": 240.0, "hopper": 370.8, "blackwell": 721.8

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
 from zsim.cluster.cluster import Fabric, Generation, Processor
 from zsim.cluster.collectives.nccl.tuner import Algorithm, Protocol
-from zsim.records import dataclass
 
 CurveProvenance = Literal["calibrated", "published", "assumed"]
 

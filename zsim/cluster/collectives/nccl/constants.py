@@ -10,9 +10,9 @@ networks have figures of published sums. It knows no cluster.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from zsim.cluster.cluster import Fabric, Generation
-from zsim.records import dataclass
 
 TORCH_US = 8.5
 """µs that a collective through torch takes more than in nccl-tests: 38.5 against 30 µs, 8 H200

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.cluster.cluster import Generation, MeasuredCurve
 from zsim.cluster.collectives.nccl.communicator import Communicator
 from zsim.cluster.collectives.nccl.constants import CONSTANTS, Constants
 from zsim.cluster.collectives.nccl.tuner import Algorithm
-from zsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,6 +11,7 @@ fitted to one size, one collective or one number of ranks; `constants.py` has th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from zsim.cluster.cluster import Generation
 from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE, nvls_graph
@@ -31,7 +32,6 @@ from zsim.cluster.collectives.nccl.tuner import (
     tree_bus_gb_s,
     tree_dip,
 )
-from zsim.records import dataclass
 
 KIB, MIB = 2**10, 2**20
 CTAS: dict[Generation, tuple[int, int, int]] = {

@@ -12,12 +12,12 @@ no preset.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from math import log2
 from typing import Literal
 
 from zsim.cluster.cluster import Generation, Processor
-from zsim.records import dataclass
 
 Algorithm = Literal["ring", "tree", "nvls", "nvls_tree", "pat"]
 Protocol = Literal["LL", "LL128", "Simple"]

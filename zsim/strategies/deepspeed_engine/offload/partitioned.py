@@ -10,7 +10,7 @@ Source: deepspeed/runtime/zero/stage_1_and_2.py (copy_grads_in_partition).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from zsim.ir.buffers import Buffer
@@ -18,7 +18,6 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, HostAlloc, Kernel, MemoryEvent, Op, Stream
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import DTYPE_NBYTES, Offload, Precision
-from zsim.records import dataclass
 from zsim.strategies.building.host_step import crossing
 from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, copy_kernel
 from zsim.strategies.deepspeed_engine.engine_step import OWN

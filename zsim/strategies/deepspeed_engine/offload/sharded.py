@@ -11,7 +11,7 @@ Source: deepspeed/runtime/zero/stage3.py (partition_grads), partition_parameters
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zsim.ir.buffers import Buffer
@@ -20,7 +20,6 @@ from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind
 from zsim.ir.sharding import shard_size
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import DTYPE_NBYTES, Offload, Precision
-from zsim.records import dataclass
 from zsim.strategies.building.host_step import crossing
 from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, copy_kernel
 from zsim.strategies.deepspeed_engine.engine_step import OWN

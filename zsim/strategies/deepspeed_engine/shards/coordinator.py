@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from zsim.models.spec import Parameter
-from zsim.records import dataclass
 from zsim.strategies.deepspeed_engine.options import ShardOptions
 
 NEVER = -1

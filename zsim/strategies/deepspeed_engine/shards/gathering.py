@@ -6,12 +6,11 @@ Source: deepspeed/runtime/zero/partition_parameters.py, partitioned_param_coordi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT, Parameter
-from zsim.records import dataclass
 from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel, fill_kernel
 from zsim.strategies.deepspeed_engine.engine_step import EngineStep
 from zsim.strategies.deepspeed_engine.layout import AXIS

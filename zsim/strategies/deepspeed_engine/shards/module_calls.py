@@ -9,12 +9,12 @@ Source: deepspeed/runtime/zero/parameter_offload.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from zsim.autograd.lowering.lowered import LoweredModule, storage_events
 from zsim.ir.ops import MemoryEvent
 from zsim.models.called_modules import containers
 from zsim.models.spec import ROOT, Module
-from zsim.records import dataclass
 from zsim.strategies.building.training import Training
 
 

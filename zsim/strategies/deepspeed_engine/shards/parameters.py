@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from zsim.ir.sharding import padded_size, shard, shard_size
 from zsim.models.called_modules import containers
 from zsim.models.spec import ROOT, Parameter
-from zsim.records import dataclass
 from zsim.strategies.building.parameters import named_parameters, used_parameters
 from zsim.strategies.deepspeed_engine.layout import EngineLayout
 from zsim.strategies.deepspeed_engine.options import ShardOptions

@@ -8,14 +8,13 @@ Source: deepspeed/runtime/zero/stage3.py, partition_parameters.py, utils.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient, TapeEvent
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import NORM_STEP, Alloc, Free, Kernel, MemoryEvent, Op
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.records import dataclass
 from zsim.strategies.building.backward_events import forward_memory
 from zsim.strategies.building.kernels import copy_kernel, move_gradients
 from zsim.strategies.building.step_builder import StepBuilder
