@@ -13,7 +13,7 @@ from typing import Any, Literal
 from zsim.analysis.fit.fit import MUCH_FASTER
 from zsim.analysis.planner.option import Option, dominates
 from zsim.analysis.planner.search import searched
-from zsim.analysis.planner.space import UP_TO, PlanCase, Refused, cases, space_of
+from zsim.analysis.planner.space import PlanCase, Refused, cases, space_of
 from zsim.analysis.planner.table import Plan, Request
 from zsim.errors import ArgumentError, shown
 from zsim.io.arguments import described
@@ -44,8 +44,8 @@ def plan_for(
     fault_support.require_none(scenario, purpose="a plan of training")
     request = _request(tokens=tokens, days=days, price=price, budget=budget, goal=goal)
     space = space_of(
-        scenario, nodes=UP_TO if goal == "smallest" and not nodes else nodes,
-        micro_batches=micro_batches, global_batch=global_batch, vary=vary,
+        scenario, nodes=nodes, micro_batches=micro_batches, global_batch=global_batch, vary=vary,
+        seek=goal == "smallest",
     )
     told = list(cases(scenario, space))
     refused = [each for each in told if isinstance(each, Refused)]

@@ -24,10 +24,8 @@ STRATEGY = "strategy.name"
 """The key that, where it varies, takes the place of the strategies that `zsim fit` compares."""
 MAX_SIZES = 256
 """Most combinations of nodes, micro-batch and other keys; each has some 18 strategies."""
-
-
-UP_TO = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Numbers of nodes among which the smallest cluster is sought, where none are named."""
+MOST_NODES = 256
+"""Most nodes among which the smallest cluster is sought, where none are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,27 +73,34 @@ class Refused:
 def space_of(
     scenario: Scenario, *, nodes: Sequence[int] = (), micro_batches: Sequence[int] = (),
     global_batch: int | None = None, vary: Mapping[str, Sequence[Any]] | None = None,
+    seek: bool = False,
 ) -> Space:
     """The space that was asked for.
 
     By default nodes and global batch are the scenario's, or the least multiple of its batch that
-    all `nodes` divide. Micro-batches are the powers of two that the global batch has room for, and
-    the scenario's. ArgumentError for sizes that are none,
+    all `nodes` divide. To `seek` nodes, where none are named, is to try all from 1 to 256 that
+    divide the global batch. By default the powers of two do. Micro-batches are the powers of two
+    that the global batch has room for, and the scenario's. ArgumentError for sizes that are none,
     SweepError for keys to `vary` without a list of values.
     """
     varied = axes_of(vary, where="vary") if vary else Axes({})
     own, batch = max(1, scenario.world_size // scenario.cluster.devices_per_node), scenario.batch
     whole = batch.micro_batch * batch.accumulation * scenario.world_size
+    devices, sought = scenario.cluster.devices_per_node, seek and not nodes
     if global_batch is not None:
         whole = global_batch
+    elif sought:
+        whole = lcm(whole, MOST_NODES * devices)
     elif all(type(size) is int and 1 <= size <= MAX_SIZES for size in nodes):
-        whole = lcm(whole, *(size * scenario.cluster.devices_per_node for size in nodes))
+        whole = lcm(whole, *(size * devices for size in nodes))
     asked = {"nodes": nodes, "micro_batches": micro_batches, "global_batch": (whole,)}
     for where, sizes in asked.items():
         if any(type(size) is not int or size < 1 for size in sizes):
             raise ArgumentError(
-                where=where, expected="numbers from 1 on", found=str(list(sizes))[:60]
+                where=where, expected="numbers from 1 on", found=", ".join(map(str, sizes))[:60]
             )
+    if sought:
+        nodes = [size for size in range(1, MOST_NODES + 1) if whole % (size * devices) == 0]
     most = max(1, whole // scenario.world_size)
     powers = {2**n for n in range(most.bit_length()) if 2**n <= most}
     chosen = Space(
@@ -103,7 +108,10 @@ def space_of(
         global_batch=whole,
         micro_batches=tuple(sorted(set(micro_batches or (powers | {batch.micro_batch})))),
     )
-    pairs = len(chosen.nodes) * len(chosen.micro_batches) * varied.num_points
+    pairs = varied.num_points * sum(
+        not sought or whole % (size * devices * micro_batch) == 0
+        for size, micro_batch in product(chosen.nodes, chosen.micro_batches)
+    )
     if pairs > MAX_SIZES:
         raise ArgumentError(
             where="sizes", expected=f"at most {MAX_SIZES} combinations of nodes, micro-batches "

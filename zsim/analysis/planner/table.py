@@ -224,7 +224,7 @@ def _verdict(plan: Plan) -> Iterator[str]:
         remedy = "more nodes, or more days" if late else "more nodes, or smaller micro-batches"
         yield f"nothing fits{' in time and budget' if late else ''}: try {remedy}"
         return
-    yield f"{taken.name}: {taken.gpus:,} GPUs, {taken.step_time} a step"
+    yield f"{taken.name}: {taken.step_time} a step"
     if request.tokens:
         middle, low, high = taken.days(request.tokens)
         hours = taken.gpu_hours(request.tokens)
@@ -234,7 +234,22 @@ def _verdict(plan: Plan) -> Iterator[str]:
             f"   {request.tokens:,.3g} tokens in {middle:,.1f} days ({low:,.1f} to {high:,.1f}), "
             f"{hours:,.0f} GPU hours{cost}; without restarts and checkpoints"
         )
+    if below := _next_below(plan, taken):
+        yield (
+            f"   no whole nodes between {below:,} and {taken.gpus:,} GPUs divide "
+            f"{plan.space.global_batch:,} sequences; with another --global-batch fewer may do"
+        )
     if plan.alike:
         yield (
             f"   {len(plan.alike)} others on as many GPUs have its time in their band; {SURER}"
         )
+
+
+def _next_below(plan: Plan, taken: Option) -> int:
+    """GPUs of the largest cluster that was tried and is smaller, where no whole nodes between
+    divide the global batch. 0 where some do, or none are between."""
+    devices = taken.scenario.cluster.devices_per_node
+    below = max((n * devices for n in plan.space.nodes if n * devices < taken.gpus), default=0)
+    between = range(below + devices, taken.gpus, devices)
+    divides = any(plan.space.global_batch % gpus == 0 for gpus in between)
+    return below if plan.request.goal == "smallest" and between and not divides else 0

@@ -267,6 +267,17 @@ def test_the_smallest_cluster_in_time_is_sought_without_a_list_of_sizes(
     assert best.world_size == min(each.gpus for each in in_time)
 
 
+def test_the_smallest_cluster_may_be_of_any_number_of_nodes_that_divides_the_batch() -> None:
+    """Three nodes are enough; of a batch that they do not divide, it is told that four are next."""
+    asked = {"micro_batches": [1], "vary": {"strategy.name": ["fsdp2"]}}
+    three = zsim.plan_for(SMALL, nodes=[3], global_batch=48, **asked).recommended
+    within = {"tokens": 1e12, "days": 1.1 * three.days(1e12)[0], "goal": "smallest"}
+    assert zsim.plan_for(SMALL, global_batch=48, **asked, **within).recommended.gpus == 24
+    plan = zsim.plan_for(SMALL, global_batch=64, **asked, **within)
+    assert plan.recommended.gpus == 32
+    assert "no whole nodes between 16 and 32 GPUs divide 64 sequences" in str(plan)
+
+
 def test_the_global_batch_is_one_that_all_nodes_divide() -> None:
     plan = zsim.plan_for(SMALL, nodes=[1, 3], micro_batches=[1])
     assert plan.space.global_batch == 24
