@@ -80,7 +80,7 @@ def _by_loky(
             for number in chunk:
                 if number not in done:
                     try:
-                        yield from _parallel(joblib, function, tasks, [number], workers=2)
+                        yield from _parallel(joblib, function, tasks, [number], workers=1)
                     except died:
                         yield number, None
 
@@ -89,8 +89,13 @@ def _parallel(
     joblib: Any, function: Callable[[Task], Result], tasks: Sequence[Task], chunk: Sequence[int], *,
     workers: int,
 ) -> Iterator[tuple[int, Result]]:
-    """Results of `chunk` from processes; a single one has a process of its own as well."""
-    pool = joblib.Parallel(n_jobs=workers, backend="loky", return_as="generator_unordered")
+    """Results of `chunk` from processes, no more than there are tasks."""
+    number = min(workers, len(chunk))
+    # of one worker joblib makes none: a task would kill this process; of two one is kept idle
+    pool = joblib.Parallel(
+        n_jobs=max(2, number), pre_dispatch=1 if number == 1 else "2 * n_jobs", backend="loky",
+        return_as="generator_unordered",
+    )
     yield from pool(joblib.delayed(_numbered)(function, n, tasks[n]) for n in chunk)
 
 
