@@ -46,13 +46,17 @@ def test_new_writes_a_scenario_that_runs(tmp_path, capsys):
     assert "expected a new file" in capsys.readouterr().err
 
 
-def test_new_asks_five_questions_and_takes_enter_for_the_default(tmp_path, monkeypatch, capsys):
-    answers = iter(["llama-tiny\n", "cpu-gloo\n", "4\n", "32\n", "\n"])
+def test_new_asks_each_question_until_its_answer_does_and_takes_enter_for_the_default(
+    tmp_path, monkeypatch, capsys
+):
+    answers = iter(["llama-tyni\n", "llama-tiny\n", "cpu-gloo\n", "4\n", "4k\n", "32\n", "\n"])
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdin.readline", lambda: next(answers), raising=False)
     out = tmp_path / "mine.toml"
     assert main(["new", "-o", str(out)]) == 0
-    assert capsys.readouterr().err.count("?") == 5
+    told = capsys.readouterr().err
+    assert told.count("? ") == 7
+    assert 'note: batch.sequence_length: expected a whole number, found "4k"' in told
     assert load(out).tables["strategy"] == {"name": "fsdp2"}
     assert load(out).world_size == 4
 

@@ -25,6 +25,12 @@ QUESTIONS = {
     "strategy": (f"Strategy? One of {', '.join(STRATEGIES)}", "fsdp2"),
 }
 """Each question, and the answer that Enter gives."""
+KEYS = {
+    "model": ("model",), "cluster": ("cluster.preset", "cluster.file", "--cluster"),
+    "size": ("cluster.nodes", "cluster.ranks"), "sequence_length": ("batch.sequence_length",),
+    "strategy": ("strategy.name",),
+}
+"""Keys of problems with the answer to each question."""
 
 
 def made(options: argparse.Namespace) -> int:
@@ -36,7 +42,7 @@ def made(options: argparse.Namespace) -> int:
             remedy="name another",
         )
     files.require(out, option="-o")
-    answers = _answers(options)
+    answers = _answers(options, folder=out.parent)
     scenario = _scenario(answers, options, folder=out.parent)
     files.write(out, scenario.to_toml())
     if options.json:
@@ -47,7 +53,7 @@ def made(options: argparse.Namespace) -> int:
     return 0
 
 
-def _answers(options: argparse.Namespace) -> dict[str, str]:
+def _answers(options: argparse.Namespace, *, folder: Path) -> dict[str, str]:
     """The answer to each question, from an option or from the terminal."""
     given = {
         "model": options.model, "cluster": options.cluster,
@@ -61,16 +67,37 @@ def _answers(options: argparse.Namespace) -> dict[str, str]:
         raise UsageError(
             where="zsim new", expected=f"a terminal to ask on, or {flags}", found="neither"
         )
-    return {
-        name: _asked(*QUESTIONS[name]) if value is None else str(value)
-        for name, value in given.items()
-    }
+    answers = {name: default for name, (_, default) in QUESTIONS.items()}
+    answers |= {name: str(value) for name, value in given.items() if value is not None}
+    for name in missing:
+        while True:
+            line = _asked(*QUESTIONS[name])
+            answers[name] = line.strip() or QUESTIONS[name][1]
+            problems = _problems(name, answers, options, folder=folder) if line else []
+            if not problems:
+                break
+            for problem in problems:
+                terminal.note(problem)
+    return answers
 
 
 def _asked(question: str, default: str) -> str:
+    """The line that was typed; "" at the end of input."""
     sys.stderr.write(f"{question} [{default}] ")
     sys.stderr.flush()
-    return sys.stdin.readline().strip() or default
+    return sys.stdin.readline()
+
+
+def _problems(
+    name: str, answers: dict[str, str], options: argparse.Namespace, *, folder: Path
+) -> list[str]:
+    """Problems of the answer to a question, beside answers before and defaults after it."""
+    try:
+        _scenario(answers, options, folder=folder)
+    except ScenarioError as error:
+        told = [problem.removeprefix("zsim new: ") for problem in error.problems]
+        return [problem for problem in told if problem.startswith(KEYS[name])]
+    return []
 
 
 def _scenario(
