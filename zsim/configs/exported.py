@@ -46,6 +46,13 @@ class Said:
         """Note that the config says `key` otherwise, and why."""
         self.reasons[key] = reason
 
+    def say_ends_apart(self, kind: str) -> None:
+        """Note that `kind` makes embedding, and last norm with head, units of their own."""
+        self.say("wrapping.ends")
+        if self.scenario.wrapping.ends == "root" and _can_be_apart(self.scenario):
+            self.but("wrapping.ends", f"{kind} makes embedding, and last norm with head, units of "
+                                      "their own; ends = \"apart\" is that")
+
     def unsaid(self) -> tuple[str, ...]:
         """Keys that were written in the scenario and not said."""
         left = [
@@ -55,6 +62,17 @@ class Said:
         ]
         told = [f"{key}: {self.reasons.pop(key)}" if key in self.reasons else key for key in left]
         return (*told, *(f"{key}: {reason}" for key, reason in self.reasons.items()))
+
+
+def _can_be_apart(scenario: Scenario) -> bool:
+    """False for a model whose head shares the embedding's weight."""
+    if scenario.wrapping.every == "all":
+        return False
+    try:
+        scenario.with_(wrapping={"ends": "apart"})
+    except ScenarioError:
+        return False
+    return True
 
 
 def _keys(tables: Mapping[str, object], prefix: str = "") -> Iterable[str]:

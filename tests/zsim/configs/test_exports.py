@@ -154,6 +154,17 @@ def test_what_a_kind_does_not_say_is_told():
     assert "precision.reduce: accelerate reduces in bf16 too" in unsaid
 
 
+@pytest.mark.parametrize("kind", ["accelerate", "torchtitan"])
+def test_units_that_a_kind_makes_otherwise_are_told(kind):
+    tied, untied = load(FSDP2), load(FSDP2).with_(model={"preset": "llama-tiny"})
+    apart = untied.with_(wrapping={"ends": "apart"})
+    told = [
+        any(text.startswith("wrapping.ends: ") for text in export_config(each, kind).unsaid)
+        for each in (tied, untied, apart)
+    ]
+    assert told == [False, True, False]
+
+
 @pytest.mark.parametrize(("kind", "able"), [
     ("deepspeed", "ddp, zero1"), ("torchtitan", "ddp, fsdp2, hsdp"), ("accelerate", "ddp, fsdp1"),
     ("fully_shard", "fsdp2, hsdp"),

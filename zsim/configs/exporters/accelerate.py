@@ -90,7 +90,13 @@ def _plugin(scenario: Scenario, said: Said) -> dict[str, Any]:
     whole = scenario.wrapping.every == "all"
     plugin["fsdp_auto_wrap_policy"] = "NO_WRAP" if whole else "TRANSFORMER_BASED_WRAP"
     if scenario.wrapping.every in (1, "all") and not scenario.wrapping.nested:
-        said.say("wrapping")
+        said.say("wrapping.every", "wrapping.nested")
+    if first and scenario.wrapping.ends == "apart":
+        said.but("wrapping.ends", "FSDP1 has embedding, last norm and head in the root's unit")
+    elif first:
+        said.say("wrapping.ends")
+    else:
+        said.say_ends_apart("accelerate")
     if scenario.checkpointing.mode == "full" and scenario.checkpointing.every == 1:
         plugin["fsdp_activation_checkpointing"] = True
         said.say("activation_checkpointing")

@@ -28,7 +28,9 @@ def write(scenario: Scenario) -> Exported:
         },
         "compile": {"enable": scenario.execution.compile},
     }
-    said.say("optimizer", "execution.compile", "wrapping.ends")
+    said.say("optimizer", "execution.compile")
+    if scenario.strategy != "ddp":
+        said.say_ends_apart("torchtitan")
     if scenario.optimizer.name == "sgd":
         said.but("optimizer.name", "torchtitan has Adam and AdamW")
     lines = []
