@@ -162,6 +162,12 @@ def test_diff_fails_a_figure_that_grows_by_more_than_it_may(tmp_path, capsys):
     assert '--fail-if: expected limits as "peak:+2%,step:+5%"' in capsys.readouterr().err
 
 
+def test_compare_of_two_scenarios_names_the_command_that_does(tmp_path, capsys):
+    file = written(tmp_path, "a.toml")
+    assert main(["compare", file, file]) == 2
+    assert "`zsim diff` compares two scenarios" in capsys.readouterr().err
+
+
 def test_compare_of_two_simulations_names_them_by_strategy_and_compares(tmp_path, capsys):
     runs = []
     for name, strategy in (("a", "fsdp2"), ("b", "zero2")):

@@ -427,6 +427,12 @@ def _target(target: str, scenario: Scenario, several: bool, suffix: str) -> Path
 def compare_saved(options: argparse.Namespace) -> int:
     """`zsim compare`: 0 when every check that can be made is fine. Simulations of two scenarios are
     no such checks: their figures are set side by side."""
+    for name in (options.predicted, options.measured):
+        if name.endswith(".toml"):
+            raise UsageError(
+                where=name, expected="a saved Run", found="a scenario",
+                remedy="`zsim diff` compares two scenarios, `zsim run --save` writes a Run",
+            )
     comparison = api.compare(options.predicted, options.measured, require=options.require)
     if comparison.of_two_scenarios and not options.require:
         return _side_by_side(comparison, options)
