@@ -264,6 +264,23 @@ def _blockers(ops: Sequence[Op], times: Times, launch_queue: int) -> list[int | 
     return blockers
 
 
+def host_waits(ops: Sequence[Op], times: Times, launch_queue: int) -> dict[int, int]:
+    """The op that the host awaited before it issued another, by that other: the next on the device
+    that takes time."""
+    waits: dict[int, int] = {}
+    awaited: int | None = None
+    before: int | None = None
+    for op, blocker in zip(ops, _blockers(ops, times, launch_queue), strict=True):
+        if blocker is not None and blocker != before:
+            of_host = ops[blocker].stream == "host"
+            among = ops[blocker].waits if of_host else (blocker,)
+            awaited, before = max(among, key=times.ends.__getitem__, default=None), blocker
+        is_long = times.ends[op.index] > times.starts[op.index]
+        if awaited is not None and is_long and op.stream != "host":
+            waits[op.index], awaited = awaited, None
+    return waits
+
+
 def _path(
     ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]],
     blockers: Sequence[int | None],

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from zsim import api
-from zsim.analysis.critical_path import HELD, holding_causes
+from zsim.analysis.critical_path import HELD, holding_causes, host_waits
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives.nccl.tuner import bus_factor
 from zsim.cluster.ring_hops import Hop, hops
@@ -58,6 +58,7 @@ def _spans(
     exposed: Mapping[int, tuple[int, str]],
 ) -> Iterator[tuple[int, SpanNote]]:
     """A note on each op that takes time."""
+    by_host = host_waits(ops, times, costs.launch_queue)
     for op, cause in zip(ops, holding_causes(ops, times), strict=True):
         start, end = times.starts[op.index], times.ends[op.index]
         if end == start:
@@ -74,9 +75,9 @@ def _spans(
             arguments = {"flops": op.flops, "kernels": len(op.kernels)}
         if op.index in exposed:
             arguments["exposed_ns"], arguments["exposed_by"] = exposed[op.index]
-        if start > times.issued[op.index]:
+        by = cause.by if start > times.issued[op.index] else by_host.get(op.index)
+        if start > times.issued[op.index] or by is not None:
             arguments["waited_for"] = HELD[cause.kind]
-        by = cause.by if start > times.issued[op.index] else None
         apart = by is not None and ops[by].stream != op.stream and times.ends[by] > times.starts[by]
         yield op.index, SpanNote(
             arguments=arguments, cause=by if apart else None, reason=HELD[cause.kind]

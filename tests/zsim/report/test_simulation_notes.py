@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import zsim
+from tests.support.folders import PARITY
 from zsim.cli.main import main
 from zsim.report.simulation_notes import trace_notes
 from zsim.runs import metrics
@@ -27,7 +28,9 @@ def scenario(strategy: str, *, nodes: int = 1, **mesh: int) -> zsim.Scenario:
 
 
 CASES = [scenario(name) for name in STRATEGIES]
-CASES += [scenario("hsdp", nodes=2, dp_replicate=2, dp_shard=8)]
+HSDP = scenario("hsdp", nodes=2, dp_replicate=2, dp_shard=8)
+ON_GLOO = zsim.load(PARITY / "zero3-mlp-4.toml")  # its host awaits each collective
+CASES += [HSDP, ON_GLOO]
 
 
 def events_of(
@@ -38,7 +41,7 @@ def events_of(
     return run, json.loads(json.dumps(table))["traceEvents"]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.strategy)
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case.strategy}-{case.world_size}")
 def traced(request: pytest.FixtureRequest) -> tuple[zsim.Run, list[dict[str, Any]]]:
     return events_of(request.param)
 
@@ -120,7 +123,7 @@ def test_kernels_lie_one_after_another_inside_their_computations(traced):
                 ends, kernels = (ends[0], end), kernels + 1
             else:
                 ends = end, at
-    assert kernels > 100
+    assert kernels > 30
 
 
 def sent_on(events: list[dict[str, Any]], rank: int, link: str) -> float:
@@ -140,7 +143,7 @@ def test_rates_of_the_fabric_add_up_to_the_bytes_that_each_rank_sends(case):
 
 
 def test_replicas_send_over_the_rail_of_each_rank_and_shards_in_their_node():
-    run, events = events_of(CASES[-1], all_ranks=True)
+    run, events = events_of(HSDP, all_ranks=True)
     for rank in run.ranks:
         replicas = [s for s in rank.spans if s.group == "dp_replicate"]
         crossing = sum(span.nbytes for span in replicas)  # 2 (N - 1) / N of it, N = 2
