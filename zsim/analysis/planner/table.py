@@ -4,6 +4,7 @@ table of `zsim plan`, and JSON."""
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -216,13 +217,17 @@ def _kind(reason: str) -> str:
 
 def _verdict(plan: Plan) -> Iterator[str]:
     taken, request = plan.recommended, plan.request
-    late = any(reason.endswith(" are asked") for _, reason in plan.reasons)
+    late = [each for each in plan.reasons if each[1].endswith(" are asked")]
     if not plan.options and plan.refused and not late:
-        yield f"nothing could be tried: {plan.refused[0][0]}: {plan.refused[0][1]}"
+        first = plan.refused[0]
+        is_told = {reason for _, reason in plan.refused} == {_kind(first[1])}  # in the table
+        yield "nothing could be tried" + f": {': '.join(first)}" * (not is_told)
         return
     if taken is None:
         remedy = "more nodes, or more days" if late else "more nodes, or smaller micro-batches"
         yield f"nothing fits{' in time and budget' if late else ''}: try {remedy}"
+        if late:
+            yield f"   the quickest or cheapest: {': '.join(min(late, key=_figure))}"
         return
     yield f"{taken.name}: {taken.step_time} a step"
     if request.tokens:
@@ -243,6 +248,11 @@ def _verdict(plan: Plan) -> Iterator[str]:
         yield (
             f"   {len(plan.alike)} others on as many GPUs have its time in their band; {SURER}"
         )
+
+
+def _figure(told: tuple[str, str]) -> float:
+    """The first number of a reason: days, or cost."""
+    return float(next(re.finditer(r"[0-9][0-9,.]*", told[1])).group().replace(",", ""))
 
 
 def _next_below(plan: Plan, taken: Option) -> int:

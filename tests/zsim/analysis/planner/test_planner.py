@@ -144,7 +144,10 @@ def test_days_leave_out_what_is_slower(plan: zsim.Plan) -> None:
         SMALL, micro_batches=[1], global_batch=32, tokens=tokens, days=fastest / 9
     )
     assert never.recommended is None
-    assert str(never).endswith("nothing fits in time and budget: try more nodes, or more days")
+    verdict, least = str(never).splitlines()[-2:]
+    assert verdict == "nothing fits in time and budget: try more nodes, or more days"
+    assert least.startswith("   the quickest or cheapest: ")
+    assert least.endswith(" are asked")
 
 
 def test_sizes_that_do_not_divide_are_told() -> None:
