@@ -227,7 +227,8 @@ def _verdict(plan: Plan) -> Iterator[str]:
         remedy = "more nodes, or more days" if late else "more nodes, or smaller micro-batches"
         yield f"nothing fits{' in time and budget' if late else ''}: try {remedy}"
         if late:
-            yield f"   the quickest or cheapest: {': '.join(min(late, key=_figure))}"
+            name, reason = min(late, key=lambda each: _figure(each[1]))
+            yield f"   the quickest or cheapest: {name}: {reason}"
         return
     yield f"{taken.name}: {taken.step_time} a step"
     if request.tokens:
@@ -250,9 +251,9 @@ def _verdict(plan: Plan) -> Iterator[str]:
         )
 
 
-def _figure(told: tuple[str, str]) -> float:
+def _figure(reason: str) -> float:
     """The first number of a reason: days, or cost."""
-    return float(next(re.finditer(r"[0-9][0-9,.]*", told[1])).group().replace(",", ""))
+    return float(next(re.finditer(r"[0-9][0-9,.]*", reason)).group().replace(",", ""))
 
 
 def _next_below(plan: Plan, taken: Option) -> int:
