@@ -1,5 +1,4 @@
-"""pytest plugin of zsim: options, the marker `zero`, the fixtures `zero` and `compare`, scenario
-files as tests.
+"""pytest plugin of zsim: options, the marker `zero`, its fixtures, scenario files as tests.
 
 pytest loads this module at every start, used or not. So it imports nothing but pytest; the modules
 beside it are imported when something of theirs is used. PYTEST_DONT_REWRITE: it asserts nothing.
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from zsim.cluster.cluster import ClusterSpec
     from zsim.runs.run import Comparison
     from zsim.scenario.scenario import Scenario
     from zsim.testing.case import BackendCase
@@ -231,6 +231,18 @@ def zero(request: pytest.FixtureRequest, _zero_case: BackendCase | None) -> Zero
 def scenario(zero: Zero) -> Scenario:
     """The scenario of the marker, with the ranks of the test."""
     return zero.scenario
+
+
+@pytest.fixture
+def cluster(scenario: Scenario) -> ClusterSpec:
+    """The cluster of the marker's scenario."""
+    return scenario.cluster
+
+
+@pytest.fixture
+def scenario_dir(scenario: Scenario) -> Path:
+    """The folder of the marker's scenario, where files that it names lie."""
+    return Path(scenario.folder)
 
 
 @pytest.fixture

@@ -61,8 +61,10 @@ def test_the_fixture_scenario_is_the_markers_with_the_ranks_of_the_test(sessions
     sessions.scenario("zero3-mlp-4")
     sessions.tests(
         "@pytest.mark.zero(scenario='scenarios/zero3-mlp-4.toml', world_size=[2, 4])\n"
-        "def test_it(scenario, request):\n"
+        "def test_it(scenario, cluster, scenario_dir, request):\n"
         "    assert scenario.name == 'zero3-mlp-4'\n"
+        "    assert cluster is scenario.cluster and cluster.kind == 'cpu'\n"
+        "    assert (scenario_dir / 'zero3-mlp-4.toml').is_file()\n"
         "    assert f'sim-{scenario.world_size}' in request.node.name\n"
     )
     sessions.run().assert_outcomes(passed=2)
