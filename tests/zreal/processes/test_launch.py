@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,14 @@ def have_begun(ranks: list[RankStatus]) -> bool:
     return all("#" in rank.last_collective for rank in ranks)
 
 
+@pytest.fixture(autouse=True)
+def _no_rank_is_left() -> Iterator[None]:
+    """Children of this process that were there before, as loky's idle workers, are of others."""
+    before = set(multiprocessing.active_children())
+    yield
+    assert set(multiprocessing.active_children()) <= before
+
+
 def test_every_rank_returns_its_result_in_order() -> None:
     results = launch(f"{BODIES}:fine", {"given": 5}, world_size=3, timeout_s=FAR_S)
 
@@ -56,7 +65,6 @@ def test_a_killed_rank_is_named_with_its_signal_and_last_collective_before_the_t
         "failed after it"
     )
     assert error.value.exit_code == 1
-    assert multiprocessing.active_children() == []
 
 
 def test_an_exception_on_one_rank_is_named_with_its_text_and_last_collective() -> None:
@@ -66,7 +74,6 @@ def test_an_exception_on_one_rank_is_named_with_its_text_and_last_collective() -
     assert error.value.where == "rank 1"
     assert error.value.found.startswith("ValueError: a wrong shard")
     assert "last collective: all_gather #7 of 128 B over dp_shard" in error.value.found
-    assert multiprocessing.active_children() == []
 
 
 def test_a_rank_that_never_arrives_is_the_minority_of_the_roll_call(
@@ -84,7 +91,6 @@ def test_a_rank_that_never_arrives_is_the_minority_of_the_roll_call(
     )
     assert frame.startswith('File "')
     assert frame.endswith(", in wait_to_be_ended")
-    assert multiprocessing.active_children() == []
 
 
 def test_a_stopped_rank_is_named_though_it_had_announced_the_collective_that_all_wait_in(
@@ -100,7 +106,6 @@ def test_a_stopped_rank_is_named_though_it_had_announced_the_collective_that_all
         "8 B over world; "
         "ranks [0, 1, 2] at all_reduce #4 of 8 B over world"
     )
-    assert multiprocessing.active_children() == []
 
 
 def test_every_stopped_rank_is_named(time_out_when: TimeOutWhen) -> None:
@@ -172,7 +177,6 @@ def test_a_fork_server_that_is_stopped_while_ranks_run_is_named_with_the_roll_ca
         "it was stopped (as by SIGSTOP or a debugger), and was ended, and ranks [0, 1] with it; "
         "ranks [0, 1] at all_reduce #4 of 8 B over world"
     )
-    assert multiprocessing.active_children() == []
 
 
 def test_a_fork_server_that_does_not_get_to_the_ranks_is_ended_at_a_limit(
@@ -249,7 +253,6 @@ def test_a_fork_server_that_ends_between_two_ranks_is_named_though_python_starts
         launch(f"{BODIES}:all_waiting", {}, world_size=3, timeout_s=FAR_S)
 
     assert error.value.where == "the fork server"
-    assert multiprocessing.active_children() == []
 
 
 def test_ranks_that_train_the_reference_are_slow_and_do_not_hang(
@@ -428,7 +431,6 @@ def test_a_rank_that_stops_in_the_middle_of_its_result_is_a_hang_and_not_waited_
 
     assert error.value.where == "rank 1"
     assert error.value.results == {0: "a result"}
-    assert multiprocessing.active_children() == []
 
 
 def test_a_result_larger_than_a_pipe_arrives_whole() -> None:
@@ -471,7 +473,6 @@ def test_a_rank_that_ignores_the_request_to_end_is_killed(time_out_when: TimeOut
     with pytest.raises(LaunchError, match="a hang"):
         launch(f"{BODIES}:deaf", {}, world_size=2, timeout_s=3)
 
-    assert multiprocessing.active_children() == []
 
 
 def test_a_rank_that_raises_is_named_before_the_timeout_though_its_siblings_notice_nothing() -> (
