@@ -279,7 +279,7 @@ def test_where_all_ranks_stand_at_one_place_none_is_blamed() -> None:
 
 
 @pytest.mark.parametrize("body", [pytest.param("absent", marks=pytest.mark.slow), "stopped"])
-def test_ranks_end_when_their_controller_is_killed_though_one_of_themis_stopped(
+def test_ranks_end_when_their_controller_is_killed_though_one_of_them_is_stopped(
     tmp_path: Path, body: str
 ) -> None:
     marker = tmp_path / "controller.py"

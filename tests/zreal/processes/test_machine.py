@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.folders import SCENARIOS
 from zsim.calibration.machine import here, machine_file, request
-from zsim.cli.commands import calibrate_here
+from zsim.cli.commands.calibration import calibrate_here
 from zsim.cli.main import main
 from zsim.runs import registry
 

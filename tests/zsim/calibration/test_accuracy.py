@@ -21,7 +21,7 @@ from zsim.calibration.accuracy import groups, pairs, percentile, spearman
 from zsim.calibration.data import measurements
 from zsim.calibration.row_predictions import Predicted
 from zsim.cli import main
-from zsim.cli.commands import accuracy as accuracy_commands
+from zsim.cli.commands.calibration import accuracy as accuracy_commands
 from zsim.io.system import parallel
 from zsim.runs import saved
 from zsim.runs.backend import RunOptions

@@ -19,8 +19,9 @@ def _called(file: str, function: str, options: argparse.Namespace) -> int:
 _FUNCTIONS = {
     "run": ("runs", "run"), "validate": ("runs", "validate"), "compare": ("runs", "compare_saved"),
     "show": ("show", "show"), "fit": ("fit", "least"), "list": ("listing", "listing"),
-    "plan": ("plan", "planned"), "sweep": ("sweep", "swept"), "accuracy": ("accuracy", "show"),
-    "calibrate": ("calibrate", "calibrated"), "import": ("files.imports", "imported"),
+    "plan": ("plan", "planned"), "sweep": ("sweep", "swept"),
+    "accuracy": ("calibration.accuracy", "show"),
+    "calibrate": ("calibration.calibrate", "calibrated"), "import": ("files.imports", "imported"),
     "lint": ("lint", "linted"), "explain": ("explain", "explained"),
     "checkpoint": ("checkpoint", "shown"), "report": ("report", "reported"),
     "diff": ("diff", "shown"), "new": ("setup.new", "made"), "doctor": ("setup.doctor", "told"),

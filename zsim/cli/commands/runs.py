@@ -358,7 +358,8 @@ def _measured_now(
 
     GPUs are not measured unasked, since their presets are published figures.
     """
-    from zsim.cli.commands import calibrate_here  # start-up: few commands measure anything
+    # start-up: few commands measure anything
+    from zsim.cli.commands.calibration import calibrate_here
 
     if capabilities.gpus and (reason := api.not_of_gpus(capabilities.gpus, scenario)):
         terminal.note(f"{scenario.name}: times are those of a preset, not of this machine's GPUs: "

@@ -1,4 +1,4 @@
-"""NCCL's collectives over ranks where they are on a cluster: the table alone of NCCL's files that
+"""NCCL's collectives over ranks where they are on a cluster: of NCCL's files this one alone
 knows clusters."""
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from zsim.calibration.fitting import fit_collectives, fit_steps, fit_warnings, w
 from zsim.calibration.fitting.fit_collectives import FittedCurves
 from zsim.calibration.fitting.fit_steps import CalibrationError, Fitted
 from zsim.calibration.fitting.write_cluster import GroupErrors
-from zsim.cli.commands import calibrate_here
-from zsim.cli.commands.accuracy import by_reason
+from zsim.cli.commands.calibration import calibrate_here
+from zsim.cli.commands.calibration.accuracy import by_reason
 from zsim.cli.inputs import UsageError
 from zsim.cli.terminal import progress, say, tell, warn, write_json, wrote
 from zsim.cluster.cluster import load_cluster

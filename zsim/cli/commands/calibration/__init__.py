@@ -1,0 +1,1 @@
+"""Commands on constants: held against measurements, fitted to them, measured here."""
