@@ -5,7 +5,7 @@ The command line calls these functions, and so can a notebook or a test.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -33,6 +33,7 @@ from zsim.runs.compare.aspects import ASPECTS, Aspect
 from zsim.runs.numerics_mode import NumericsMode
 from zsim.runs.run import Comparison, DeviceMemory, Run
 from zsim.scenario.scenario import Scenario, load
+from zsim.scenario.scenario_argument import require_scenario
 
 if TYPE_CHECKING:
     from zsim.analysis.fit.fit_table import Fit
@@ -70,7 +71,7 @@ def simulate(
 def run(
     scenario: Scenario,
     *,
-    backend: str = "gloo",
+    backend: str = "sim",
     ranks: Sequence[int] | None = None,
     all_ranks: bool = False,
     interpreter: str | None = None,
@@ -79,7 +80,8 @@ def run(
     numerics: NumericsMode | None = None,
     device: Device | None = None,
 ) -> Run:
-    """The scenario on a backend: "gloo" and "nccl" train it for real, "fake" observes single ranks.
+    """The scenario on a backend: "sim" simulates it, "gloo" and "nccl" train it for real, "fake"
+    observes single ranks.
 
     `interpreter`: "executor" or "observer", for a real backend; by default the observer where torch
     has the strategy. `timeout_s`: seconds until a rank counts as hung. `module`: the function that
@@ -91,7 +93,7 @@ def run(
     """
     from zsim.analysis import scenario_warnings  # it plans: nothing that every import should load
 
-    _require_scenario(scenario)
+    require_scenario(scenario)
     options = RunOptions(
         ranks=ranks,
         all_ranks=all_ranks,
@@ -191,7 +193,7 @@ def validate(
     that gloo's ranks run on, as "4x1gbit". `compute`: "emulated" puts timers in the place of
     forward and backward in timed steps.
     """
-    _require_scenario(scenario)
+    require_scenario(scenario)
     options = RunOptions(
         ranks=ranks, all_ranks=all_ranks, interpreter=interpreter, timeout_s=timeout_s,
         module=module,
@@ -263,7 +265,7 @@ def fit(scenario: Scenario, *, say: Callable[[str], None] | None = None) -> Fit:
     """
     from zsim.analysis.fit import fit as fitting
 
-    _require_scenario(scenario)
+    require_scenario(scenario)
     return fitting.fit(scenario, say=say)
 
 
@@ -305,23 +307,6 @@ def reasons(
     answer = critical_path.explain(program, timeline, rank=rank, launch_queue=launch_queue)
     # where host and device are one thread, neither waits for the other
     return replace(answer, host_bound_ns=0) if scenario.executed.synchronous else answer
-
-
-def _require_scenario(scenario: object) -> None:
-    if isinstance(scenario, Scenario):
-        return
-    remedy = (
-        "zsim.load reads a scenario's file"
-        if isinstance(scenario, str | PathLike)
-        else "zsim.Scenario(**tables) makes one"
-        if isinstance(scenario, Mapping)
-        else "its `scenario` is one"
-        if isinstance(scenario, Run)
-        else "zsim.load or zsim.Scenario makes one"
-    )
-    raise ArgumentError(
-        where="scenario", expected="a Scenario", found=described(scenario), remedy=remedy
-    )
 
 
 def open_backend(

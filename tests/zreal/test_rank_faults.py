@@ -31,7 +31,8 @@ MLP = zsim.load(PARITY / "fsdp2-mlp-2.toml")
 def failing(fault: dict[str, Any], name: str = "fsdp2-mlp-2") -> IncompleteRunError:
     with pytest.raises(IncompleteRunError) as caught:
         zsim.run(
-            zsim.load(PARITY / f"{name}.toml").with_(faults=[fault]), timeout_s=60, numerics="none"
+            zsim.load(PARITY / f"{name}.toml").with_(faults=[fault]), backend="gloo", timeout_s=60,
+            numerics="none",
         )
     assert caught.value.run.faults
     assert caught.value.remedy.startswith(f"the scenario's faults are {fault['kind']}: rank ")
@@ -215,7 +216,7 @@ def test_a_watched_collective_lets_its_tensors_go_at_once() -> None:
 def test_faults_at_no_op_and_faults_of_a_launchers_ranks_are_refused(tmp_path: Path) -> None:
     misspelt = MLP.with_(faults=[{"kind": "failure", "rank": 0, "at": "optimizer rot"}])
     with pytest.raises(ScenarioError, match="did you mean optimizer root"):
-        zsim.run(misspelt)
+        zsim.run(misspelt, backend="gloo")
     file = tmp_path / "slow.toml"
     file.write_text(
         MLP.with_(faults=[{"kind": "slow_rank", "rank": 0, "factor": 2.0}]).to_toml()

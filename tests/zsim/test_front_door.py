@@ -380,3 +380,20 @@ def test_what_a_notebook_shows_is_short(tmp_path):
 def test_ranks_that_are_not_there_are_refused():
     with pytest.raises(zsim.ZsimError, match="expected ranks 0 to 3 of scenario, found 9"):
         zsim.simulate(SMALL, ranks=(9,))
+
+
+@pytest.mark.parametrize("wrong", [3, None, "x.toml", {"model": {}}], ids=repr)
+@pytest.mark.parametrize("name", sorted(
+    name for name, names in SIGNATURES.items() if (names or "").startswith("scenario,")
+))
+def test_what_is_no_scenario_is_refused_with_the_way_to_one(name, wrong):
+    others = {"sweep": ({"steps": [1]},), "export_config": ("accelerate",)}
+    with pytest.raises(zsim.ArgumentError, match=r"^scenario: expected a Scenario, found .*zsim\."):
+        getattr(zsim, name)(wrong, *others.get(name, ()))
+
+
+def test_other_arguments_of_a_wrong_type_are_refused_too():
+    with pytest.raises(zsim.ArgumentError, match="^ignore: expected rules of .*, found 3"):
+        zsim.lint(SMALL, ignore=3)
+    with pytest.raises(zsim.ArgumentError, match="^on: expected the name of workers, found 3"):
+        zsim.sweep(SMALL, {"steps": [1]}, on=3)

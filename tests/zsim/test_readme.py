@@ -1,13 +1,16 @@
-"""The front page says what is: its output, its tables, its links, and its example as a test."""
+"""The front page says what is: its output, its tables and its links."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
+import zsim
 from tests.support.folders import PUBLISHED, ROOT
 from zsim.cli.main import main
+from zsim.scenario.scenario import parse
 from zsim.strategies import STRATEGIES
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,6 +52,17 @@ def test_the_page_lists_every_strategy_and_every_package() -> None:
     packages = {file.parent.name for file in (ROOT / "zsim").glob("*/__init__.py")}
     listed = set(re.findall(r"^\| \[(\w+)\]\(zsim/", README, re.MULTILINE))
     assert packages - listed == {"io", "presets"} & packages
+
+
+def test_the_example_is_one_scenario_as_a_file_and_as_a_test() -> None:
+    made: list[zsim.Scenario] = []
+    simulate = zsim.simulate
+    there: dict[str, Any] = {}
+    exec(blocks("python")[0], there)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zsim, "simulate", lambda case: made.append(case) or simulate(case))
+        there["test_two_nodes_hold_the_model"]()
+    assert made == [parse(blocks("toml")[0].encode(), where="Scenario")]
 
 
 def test_the_accuracy_of_the_page_is_that_of_the_published_rows() -> None:

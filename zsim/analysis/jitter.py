@@ -26,6 +26,7 @@ from zsim.ir.gc_pause import uncollected
 from zsim.memory.allocator.full_device import filled
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
+from zsim.scenario.scenario_argument import require_scenario
 
 MOST_SEEDS = 10_000
 SHARES = (0.5, 0.95, 0.99)
@@ -118,6 +119,7 @@ def jitter(scenario: Scenario, *, seeds: int = 200) -> JitteredSteps:
     >>> steps.clean_ns < steps.quantile_ns(0.5) < steps.quantile_ns(0.99)
     True
     """
+    require_scenario(scenario)
     first = _jitter_of(scenario, seeds)
     case = filled(planned(scenario))
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)

@@ -120,7 +120,7 @@ def _diff(commands: Any) -> None:
         help="write each figure as a test case in JUnit's XML, for CI",
     )
     diff.add_argument(
-        "--fail-if", metavar="peak:+2%%,step:+5%%", default="",
+        "--fail-if", metavar="peak:+2%,step:+5%", default="",
         help="growths that fail; of peak, first_peak, step, exposed, sent, collectives",
     )
     arguments.json_option(diff)

@@ -14,6 +14,7 @@ from zsim.configs.writing import EXPORTERS
 from zsim.errors import ArgumentError
 from zsim.io.arguments import described, path_of
 from zsim.scenario.scenario import Scenario
+from zsim.scenario.scenario_argument import require_scenario
 
 
 def import_config(
@@ -60,8 +61,7 @@ def export_config(scenario: Scenario, kind: str) -> Exported:
     main_training_function: main
     <BLANKLINE>
     """
-    if not isinstance(scenario, Scenario):
-        raise ArgumentError(where="scenario", expected="a Scenario", found=described(scenario))
+    require_scenario(scenario)
     if kind not in EXPORTERS:
         raise ArgumentError(
             where="kind", expected=f"one of {', '.join(EXPORTERS)}", found=described(kind)

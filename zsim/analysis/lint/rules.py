@@ -15,6 +15,7 @@ from zsim.analysis.lint.finding import LintFinding
 from zsim.errors import ArgumentError, ScenarioError, shown
 from zsim.io.arguments import described
 from zsim.scenario.scenario import Scenario
+from zsim.scenario.scenario_argument import require_scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,11 @@ def lint(scenario: Scenario, *, ignore: Collection[str] = ()) -> tuple[LintFindi
     >>> [finding.rule for finding in lint(flat, ignore=["tiny-units"])]
     ['flat-mesh']
     """
+    require_scenario(scenario)
     expected = f"rules of {', '.join(RULES)}"
-    for name in ignore:
+    if not isinstance(ignore, Collection):
+        raise ArgumentError(where="ignore", expected=expected, found=described(ignore))
+    for name in [ignore] if isinstance(ignore, str) else ignore:
         if name not in RULES:
             raise ArgumentError(where="ignore", expected=expected, found=described(name))
     for name in scenario.lint_ignore:

@@ -19,6 +19,7 @@ from zsim.errors import ArgumentError, shown
 from zsim.io.arguments import described
 from zsim.runs import fault_support
 from zsim.scenario.scenario import Scenario
+from zsim.scenario.scenario_argument import require_scenario
 
 __all__ = ["Option", "Plan", "plan_for"]
 
@@ -41,6 +42,7 @@ def plan_for(
     "smallest" (GPUs). ArgumentError for sizes and goals that are none, and for faults but slow
     links.
     """
+    require_scenario(scenario)
     fault_support.require_none(scenario, purpose="a plan of training")
     request = _request(tokens=tokens, days=days, price=price, budget=budget, goal=goal)
     space = space_of(

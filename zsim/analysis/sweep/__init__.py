@@ -20,6 +20,7 @@ from zsim.analysis.sweep.table import Sweep, require
 from zsim.errors import ArgumentError, shown
 from zsim.io.units import counted
 from zsim.scenario.scenario import Scenario
+from zsim.scenario.scenario_argument import require_scenario
 
 __all__ = ["Axes", "Sweep", "SweepError", "read", "sweep"]
 
@@ -40,6 +41,7 @@ def sweep(
     `out`: a .csv, .jsonl or .parquet file; rows that its journal has are not computed again. A
     point that cannot be is a row that says why. SweepError for axes that make no sweep.
     """
+    require_scenario(scenario)
     chosen = axes if isinstance(axes, Axes) else axes_of(axes, where="axes")
     if workers is not None and (type(workers) is not int or workers < 1):
         raise ArgumentError(where="workers", expected="a number from 1 on", found=shown(workers))

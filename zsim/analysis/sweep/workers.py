@@ -12,6 +12,8 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from zsim.analysis.sweep.axes import SweepError
+from zsim.errors import ArgumentError
+from zsim.io.arguments import described
 from zsim.io.extras import library
 
 Task = TypeVar("Task")
@@ -50,7 +52,10 @@ def results(
 
 
 def require(on: str) -> None:
-    """SweepError where the library of the workers `on` is missing."""
+    """SweepError where the library of the workers `on` is missing; ArgumentError for what is no
+    text."""
+    if not isinstance(on, str):
+        raise ArgumentError(where="on", expected="the name of workers", found=described(on))
     kind = on.partition(":")[0]
     if kind in ("loky", "dask", "ray"):
         _library({"loky": "joblib", "dask": "distributed", "ray": "ray"}[kind])
