@@ -139,11 +139,12 @@ def verbose_option(command: argparse.ArgumentParser) -> None:
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """A scenario's key and its value in TOML, as optimizer.clip_norm=1.0; text needs no quotes."""
+    """A scenario's key and its value in TOML, as optimizer.clip_norm=1.0, or a variable in
+    capitals; text needs no quotes."""
     import tomllib  # --help is to be quick
 
     key, equals, value = text[:1000].partition("=")
-    if not equals or "." not in key:
+    if not equals or not ("." in key or key.isupper()):
         raise argparse.ArgumentTypeError(
             f"expected KEY=VALUE, as optimizer.clip_norm=1.0, found {text[:40]!r}"
         )

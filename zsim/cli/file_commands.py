@@ -180,5 +180,7 @@ def _answers(command: argparse.ArgumentParser) -> None:
         )
     command.add_argument(
         "--set", metavar="KEY=VALUE", type=arguments.setting, action="append", default=[],
-        dest="settings", help="any other key of the scenario, as optimizer.clip_norm=1.0",
+        dest="settings",
+        help="any other key of the scenario, as optimizer.clip_norm=1.0; or a variable of a shell "
+             "script of Megatron's, as NUM_LAYERS=32",
     )

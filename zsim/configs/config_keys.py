@@ -5,17 +5,26 @@ What nobody takes and nobody ignores is unknown, and told with the nearest known
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from zsim.configs.notes import Notes
 from zsim.errors import shown
-from zsim.scenario.keys.table_checks import did_you_mean
 
 AUTO = "auto"
 """Value that the tool's trainer fills in from its own arguments."""
 TRUE, FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 MISSING = object()
+ALIKE = 0.8
+"""Likeness by difflib of an unknown key to a known one that it is a slip of."""
+MODEL_PARALLEL = ("tensor and pipeline parallelism are not modelled; --drop leaves it out: each "
+                  "rank then has the whole model")
+"""End of the refusal of ranks that share a model."""
+VARIABLE = re.compile(r"\b[A-Z_][A-Z0-9_]{0,80}\b")
+"""A variable in a value of a shell script, which has a $ in it."""
 CALLED, ARGUMENTS = "called", "arguments"
 """Keys of a call in a Python config: the function's name, and its positional arguments."""
 
@@ -54,6 +63,13 @@ class ConfigKeys:
             self._wrong(key, "a whole number", value)
             return default
         return value
+
+    def whole_or_open(self, key: str) -> int | None:
+        """A whole number; None where it is missing, or a variable of a script, which is asked
+        otherwise."""
+        if str(self._rest.get(key)).startswith("$"):
+            self.any(key)
+        return self.whole(key)
 
     def number(self, key: str, default: float | None = None) -> float | None:
         """A number, also as text, for YAML reads 1e-5 as text."""
@@ -115,33 +131,53 @@ class ConfigKeys:
         return bool(self._rest.get(key, MISSING) == AUTO)
 
     def ignore(self, reason: str, *keys: str) -> None:
-        """Tell that these keys are left out, where they are there."""
+        """Tell that these keys are left out, where they are there; each a name, or a shell-style
+        pattern of names."""
         for key in keys:
+            if "*" in key:
+                self.ignore(reason, *(name for name in self.left if fnmatchcase(name, key)))
+                continue
             if key in self._rest:
                 self.notes.ignored[f"{self.prefix}{key}"] = reason
             self.any(key)
 
     def only(self, key: str, default: Any, *, unmodelled: str) -> None:
-        """Leave out `key` where it has its `default`, and refuse it otherwise: `unmodelled`."""
+        """Leave out `key` where it has its `default`, and refuse it otherwise: `unmodelled`, whose
+        --drop gets the key's name."""
         value = self.any(key, default)
-        if value is None or value == default or str(value).lower() == str(default).lower():
+        if value in (None, "", [], {}) or str(value).lower() == str(default).lower():
             return
+        name = f"{self.prefix}{key}"
         self.notes.problem(
-            f"{self.prefix}{key}", f"expected {shown(default)}, found {shown(value)}; {unmodelled}"
+            name, f"expected {shown(default)}, found {shown(value)}; "
+                  f"{unmodelled.replace('--drop', f'--drop {name}', 1)}"
         )
 
     def close(self) -> None:
-        """Tell each key that nobody knows, with the nearest one."""
-        for key in self._rest:
+        """Tell the unknown keys: slips with the known key, the others with the option that leaves
+        them out."""
+        others: list[str] = []
+        for key, value in self._rest.items():
             name = f"{self.prefix}{key}"[:100]
             if key in (CALLED, ARGUMENTS):
                 continue
             if str(key).startswith("_"):
                 self.notes.ignored[name] = "a comment"
-                continue
-            near = did_you_mean(str(key), self._known) if self._known else ""
-            hint = near if near.startswith(", did") else f"; --drop {name} leaves it out"
-            self.notes.problem(name, f"unknown key{hint}")
+            elif near := difflib.get_close_matches(str(key), self._known, n=1, cutoff=ALIKE):
+                self.notes.problem(name, f"unknown key, did you mean {near[0]}?")
+            elif value is None:
+                self.notes.ignored[name] = "null says nothing"
+            else:
+                others.append(name)
+        if others:
+            first, *more = others
+            beside = f", and so {'are' if more[1:] else 'is'} {', '.join(more)}" if more else ""
+            self.notes.problem(first, f"unknown key{beside}; --drop {','.join(others)} leaves "
+                                      f"{'them' if more else 'it'} out")
 
     def _wrong(self, key: str, expected: str, value: Any) -> None:
+        """Note a value of another kind, or the variable of a script that has no one value."""
+        if "$" in str(value) and (variables := VARIABLE.findall(str(value))):
+            self.notes.variables += variables
+            return
         self.notes.problem(f"{self.prefix}{key}", f"expected {expected}, found {shown(value)}")

@@ -58,8 +58,8 @@ class Draft:
         }
         self._total: tuple[str, int] | None = None
         self._processes: int | None = None
-        self._divides = 1
         self._asked: dict[str, str] = {}
+        self._without_model = "no config says it"
         if answers.model:
             self.tables["model"] = _model_table(answers.model, answers.folder)
         if answers.cluster:
@@ -97,16 +97,26 @@ class Draft:
         else:
             self.tables["model"] = table
 
+    def name_model(self, name: str | None, key: str) -> None:
+        """Put the preset of the model that the config's `key` names by its name on the Hub, where
+        there is one and no --model."""
+        if not name or self.answers.model:
+            return
+        if known := _preset_of(name.rpartition("/")[2]):
+            self.tables["model"] = {"preset": known}
+            self.notes.assume(f"model: the preset {known}, for {key} {name[:80]}")
+        else:
+            self._without_model = f"{key} is {name[:80]}, which no preset is"
+
     def batch(
         self, *, micro: int | None, accumulation: int | None, total: int | None = None,
-        total_key: str = "", divides: int = 1,
+        total_key: str = "",
     ) -> None:
         """Put the batch of a rank. Of micro-batch, accumulation and the `total` of all ranks two
         define the third."""
         self.put("batch.micro_batch", micro)
         self.put("batch.accumulation", accumulation)
         self._total = (total_key, total) if total and total > 0 else None
-        self._divides = divides
 
     def processes(self, number: int | None, *, key: str, machines: int | None = None) -> None:
         """Put the number of ranks that the config starts, on so many machines."""
@@ -168,7 +178,8 @@ class Draft:
         self._require_model_and_cluster()
         self._require_batch()
         for key, reason in self._asked.items():
-            if self.get(key) is None:
+            refused = key.startswith("model") and self.notes.refused("model")
+            if self.get(key) is None and not refused and not self.notes.variables:
                 option = OPTIONS.get(key, f"--set {key}=…")
                 self.notes.problem(key, f"missing: {reason}; give {option}")
         self.notes.require_none()
@@ -212,8 +223,8 @@ class Draft:
             self.put("cluster.nodes", ranks // each)
 
     def _require_model_and_cluster(self) -> None:
-        if not self.tables["model"]:
-            self.notes.problem("model", f"missing: no config says it; give {OPTIONS['model']}")
+        if not self.tables["model"] and not self.notes.refused("model"):
+            self.notes.problem("model", f"missing: {self._without_model}; give {OPTIONS['model']}")
         if not any(key in self.tables["cluster"] for key in ("preset", "file")):
             self.notes.problem("cluster", f"missing: no config says it; give {OPTIONS['cluster']}")
 
@@ -228,11 +239,10 @@ class Draft:
             if total % each:
                 self._contradiction(micro, accumulation, None)
             else:
-                self._place(total // each * self._divides, key=key)
+                self._place(total // each, key=key)
                 world = self.world
-        if self._total and world and not world % self._divides:
-            replicas = world // self._divides
-            micro, accumulation = self._third(micro, accumulation, replicas)
+        if self._total and world:
+            micro, accumulation = self._third(micro, accumulation, world)
         if accumulation is None:
             self.notes.assume("batch.accumulation = 1, as the config names no other")
         self.put("batch.micro_batch", micro)
@@ -290,10 +300,14 @@ class Draft:
         return nodes * cluster.devices_per_node if isinstance(nodes, int) else None
 
 
+def _preset_of(model: str) -> str:
+    """The preset that `model` is or spells; "" for none."""
+    return next((name for name in (model, llama(model), mpt(model)) if name in presets()), "")
+
+
 def _model_table(model: str, folder: Path) -> dict[str, Any]:
     """The `model` table of a preset's name, in any spelling, or of a file."""
-    known = next((name for name in (model, llama(model), mpt(model)) if name in presets()), "")
-    if known:
+    if known := _preset_of(model):
         return {"preset": known}
     if model in FAMILIES or not model.endswith(".json"):
         return {"preset": model}  # the scenario says which is near

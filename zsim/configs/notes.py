@@ -18,10 +18,17 @@ class Notes:
     """The reason for each key of the config that no scenario has."""
     assumed: list[str] = field(default_factory=list)
     """Sentences on what the config leaves open and the scenario says."""
+    variables: list[str] = field(default_factory=list)
+    """Variables of a script that arguments need, and that have no one value in it."""
 
     def problem(self, key: str, text: str) -> None:
         """Note that `key` is wrong, contradictory or missing."""
         self.problems.append(f"{self.where}: {key[:120]}: {text}")
+
+    def refused(self, key: str) -> bool:
+        """True where a problem of `key`, or of a key in it, is noted."""
+        return any(problem.startswith((f"{self.where}: {key}:", f"{self.where}: {key}."))
+                   for problem in self.problems)
 
     def assume(self, text: str) -> None:
         """Note a choice that the config does not make."""
@@ -30,5 +37,10 @@ class Notes:
 
     def require_none(self) -> None:
         """ScenarioError with every problem, if there is any."""
+        if names := list(dict.fromkeys(self.variables)):
+            self.problem("variables", f"the script gives no value, or several, to "
+                                      f"{', '.join(names)}; give --set {names[0]}=…"
+                                      f"{', and so on' if names[1:] else ''}")
+            self.variables.clear()
         if self.problems:
             raise ScenarioError(tuple(dict.fromkeys(self.problems)))

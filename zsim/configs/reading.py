@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,12 @@ def read_config(
             found=path.suffix or "no suffix",
         )
     notes = Notes(where=str(path))
-    chooses = {"recipe": recipe} if parse is python_config else {}
+    chooses: dict[str, Any] = {"recipe": recipe} if parse is python_config else {}
+    if parse is shell_config:
+        chooses["variables"] = {k: v for k, v in answers.settings.items() if k.isupper()}
+        answers = replace(answers, settings={
+            key: value for key, value in answers.settings.items() if not key.isupper()
+        })
     config = parse(documents.text_of(path), where=str(path), **chooses)
     config = _without(config, answers.dropped, notes)
     draft = Draft(notes, answers)

@@ -107,7 +107,8 @@ def test_accelerate_may_name_a_ds_config_beside_it(tmp_path):
      "parallelism_config.cp_size: expected 1, found 2"),
     (YAML.format(kind="FSDP", precision="no").replace("machines: 1", "machines: 3"),
      "num_processes: contradictory: expected a multiple of the 3 machines, found 4"),
-    (FSDP + BLOCKS + "parallelism_config:\n  tp_size: 2\n", "strategy.tp"),
+    (FSDP + BLOCKS + "parallelism_config:\n  tp_size: 2\n",
+     "parallelism_config.tp_size: expected 1, found 2"),
 ])
 def test_what_accelerate_cannot_mean_or_zsim_not_do_is_named(tmp_path, text, said):
     with pytest.raises(ScenarioError) as caught:
@@ -188,7 +189,7 @@ def test_the_trainer_fills_in_what_its_ds_config_leaves_open(tmp_path):
     ({"fp16": True}, "fp16: contradictory"),
     ({"use_liger_kernel": True}, "use_liger_kernel: expected false, found true"),
     ({"enable_liger_kernel": True}, "enable_liger_kernel: expected false, found true"),
-    ({"optim": "adamw_8bit"}, "optimizer.name: expected"),
+    ({"optim": "adamw_8bit"}, "optim: expected torch's AdamW"),
     ({"optim": "paged_adamw_8bit", "deepspeed": {"zero_optimization": {"stage": 2}}},
      "optim: expected adamw_torch beside deepspeed, found paged_adamw_8bit"),
     ({"stage": "dpo"}, "stage: expected sft or pt, found another"),

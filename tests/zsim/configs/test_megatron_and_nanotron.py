@@ -90,8 +90,9 @@ def test_yaml_of_arguments_is_the_same_as_a_script(tmp_path):
 
 @pytest.mark.parametrize(("more", "said"), [
     ("--num-layers 3", 'num_layers: expected a whole number, found "2 and 3"'),
-    ("--tensor-model-parallel-size 2", "strategy.tp: "),
-    ("--num-experts 8", "num_experts: expected null"),
+    ("--tensor-model-parallel-size 2", "--drop tensor_model_parallel_size leaves it out"),
+    ("--num-experts 8", 'num_experts: expected 1, found "8"'),
+    ("--deepspeed --deepspeed_config ds.json --zero-stage 1", "in its ds_config.json"),
     ("--recompute-granularity full --recompute-method block --recompute-num-layers 1",
      "recompute_num_layers: expected 1, found 1 of method block"),
     ("--clip-gard 1", r"clip_gard: unknown key, did you mean clip_grad\?"),
@@ -100,6 +101,32 @@ def test_yaml_of_arguments_is_the_same_as_a_script(tmp_path):
 def test_arguments_that_contradict_or_are_not_modelled_are_named(tmp_path, more, said):
     with pytest.raises(ScenarioError, match=said):
         script(tmp_path, SCRIPT + f"\nother {more}\n")
+
+
+def test_ranks_that_share_a_product_are_data_parallel_where_the_user_drops_it(tmp_path):
+    text = SCRIPT + "\nother --tensor-model-parallel-size 2\n"
+    result = script(tmp_path, text, dropped=("tensor_model_parallel_size",))
+    assert result.scenario.tables == script(tmp_path).scenario.tables
+    result = nanotron(tmp_path, tp="2", dropped=("parallelism.tp",))
+    assert result.scenario.world_size == 2
+
+
+@pytest.mark.parametrize("arguments", [
+    "pretrain_bert.py", "pretrain_t5.py --tokenizer-type BertWordPieceCase --vocab-extra-ids 100",
+    "train.py --tokenizer-type BertWordPieceLowerCase",
+])
+def test_an_encoder_is_no_gpt_but_for_a_model_of_the_user(tmp_path, arguments):
+    text = f"{arguments} --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 " \
+           "--micro-batch-size 1 --num_gpus 2"
+    with pytest.raises(ScenarioError, match="expected a GPT's arguments") as caught:
+        script(tmp_path, text)
+    assert "vocabulary" not in str(caught.value)
+    assert script(tmp_path, text, model="gpt-tiny").scenario.world_size == 2
+
+
+def test_options_of_experts_are_left_out_where_there_are_none(tmp_path):
+    text = SCRIPT + "\nother --num-experts 1 --moe-router-topk 2 --disable-moe-token-dropping\n"
+    assert {"moe_router_topk", "disable_moe_token_dropping"} <= set(script(tmp_path, text).ignored)
 
 
 NANOTRON = """\
@@ -127,10 +154,10 @@ tokens: {batch_accumulation_per_replica: 4, micro_batch_size: 2, sequence_length
 """
 
 
-def nanotron(folder, *, stage="0", tp="1", text=NANOTRON):
+def nanotron(folder, *, stage="0", tp="1", text=NANOTRON, dropped=()):
     """The import of a nanotron config."""
     text = text.replace("STAGE", stage).replace("TP", tp)
-    return imported(folder, text, name="config.yaml", **OPEN)
+    return imported(folder, text, name="config.yaml", dropped=dropped, **OPEN)
 
 
 @pytest.mark.parametrize(("stage", "strategy"), [
@@ -150,11 +177,11 @@ def test_every_zero_stage_of_nanotron_is_zero_1(tmp_path, stage, strategy):
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ({"tp": "2"}, "strategy.tp: "),
+    ({"tp": "2"}, "parallelism.tp: expected 1, found 2; tensor and pipeline"),
     ({"text": NANOTRON.replace("dtype: bfloat16", "dtype: int8")}, "model.dtype: expected one of"),
     ({"text": NANOTRON.replace("clip_grad", "clip_gard")}, "optimizer.clip_gard: unknown key, did"),
     ({"text": NANOTRON.replace("is_llama_config: true", "is_starcoder2_config: true")},
-     "model: missing"),
+     "expected is_llama_config or is_qwen2_config, found is_starcoder2_config; give --model$"),
 ])
 def test_what_nanotron_has_and_zsim_not_is_named(tmp_path, change, said):
     with pytest.raises(ScenarioError, match=said):

@@ -150,7 +150,8 @@ def test_float8_all_gathers_are_assumed_away_and_said(tmp_path):
 @pytest.mark.parametrize(("before", "after", "said"), [
     ("seq_len", "seq_length", r"training.seq_length: unknown key, did you mean seq_len\?"),
     ('mode = "selective"', 'mode = "memory_budget"', "a memory budget, which is not modelled"),
-    ("data_parallel_shard_degree = -1", "tensor_parallel_degree = 8", "strategy.tp: "),
+    ("data_parallel_shard_degree = -1", "tensor_parallel_degree = 8",
+     "tensor_parallel_degree: expected 1, found 8"),
     ("data_parallel_shard_degree = -1", "context_parallel_degree = 2", "expected 1, found 2"),
     ('flavor = "8B"', 'flavor = "9B"', "model: missing"),
 ])

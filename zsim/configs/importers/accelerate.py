@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zsim.configs.config_keys import AUTO, ConfigKeys
+from zsim.configs.config_keys import AUTO, MODEL_PARALLEL, ConfigKeys
 from zsim.configs.documents import json_config, text_of
 from zsim.configs.draft import Draft
 from zsim.configs.importers import deepspeed, fsdp_plugin
@@ -17,7 +17,7 @@ from zsim.configs.importers import deepspeed, fsdp_plugin
 TYPES = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA", "TPU",
          "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_HPU")
 REPLICATED = ("NO", "MULTI_GPU", "MULTI_CPU")
-PARALLEL = ("tp", "cp", "sp")
+SEQUENCES = "sequences over ranks are not modelled"
 STAGE = 2
 """Stage of accelerate's DeepSpeed plugin by default."""
 
@@ -104,18 +104,15 @@ def _launcher(config: ConfigKeys, draft: Draft) -> None:
 
 
 def _mesh(mesh: ConfigKeys, draft: Draft) -> int:
-    """Replicas of the mesh; its tensor parallelism goes to the strategy, which knows it or not."""
+    """Replicas of the mesh; its shards go to the strategy."""
     prefix = "parallelism_config_"
     sizes = {
         name: mesh.whole(prefix + name if prefix + name in mesh else name, 1) or 1
-        for name in ("dp_replicate_size", "dp_shard_size", *(f"{p}_size" for p in PARALLEL))
+        for name in ("dp_replicate_size", "dp_shard_size")
     }
-    if sizes["tp_size"] > 1:
-        draft.put("strategy.tp", sizes["tp_size"])
-    for axis in ("cp_size", "sp_size"):
-        if sizes[axis] > 1:
-            draft.notes.problem(f"{mesh.prefix}{axis}", f"expected 1, found {sizes[axis]}; "
-                                                        "sequences over ranks are not modelled")
+    for axis, unmodelled in (("tp_size", MODEL_PARALLEL), ("cp_size", SEQUENCES),
+                             ("sp_size", SEQUENCES)):
+        mesh.only(prefix + axis if prefix + axis in mesh else axis, 1, unmodelled=unmodelled)
     if sizes["dp_shard_size"] > 1:
         draft.put("strategy.dp_shard", sizes["dp_shard_size"])
     mesh.ignore("an option of context parallelism", *(
@@ -164,9 +161,10 @@ def _deepspeed(zero: ConfigKeys, draft: Draft, precision: str | None) -> None:
 
 
 def named(file: str, draft: Draft) -> dict[str, Any]:
-    """The ds_config that a config names, beside it or by its path."""
-    beside = Path(draft.notes.where).parent / file
-    path = beside if beside.is_file() else Path(file)
+    """The ds_config that a config names by its path: from its own folder, from one above it, as a
+    repository's root, or from here."""
+    folders = Path(draft.notes.where).resolve().parents
+    path = next((folder / file for folder in folders if (folder / file).is_file()), Path(file))
     return json_config(text_of(path), where=str(path))
 
 

@@ -71,7 +71,9 @@ def _first(fsdp: ConfigKeys, draft: Draft, *, replicas: int) -> None:
     draft.put("strategy.forward_prefetch", forward)
     draft.put("strategy.use_orig_params", original)
     draft.put("strategy.limit_all_gathers", limit)
-    draft.put("strategy.offload", offload or None)
+    if offload:
+        draft.notes.problem(f"{fsdp.prefix}offload_params", "expected false with FSDP1, found "
+                                                            "true; it is modelled with version 2")
     if replicas > 1:
         draft.put("strategy.dp_replicate", replicas)
     elif hybrid and draft.cluster is not None:

@@ -7,11 +7,11 @@ training/arguments.py and core/distributed/distributed_data_parallel.py.
 
 from __future__ import annotations
 
-from fnmatch import fnmatch
 from typing import Any
 
-from zsim.configs.config_keys import ConfigKeys
+from zsim.configs.config_keys import MODEL_PARALLEL, ConfigKeys
 from zsim.configs.draft import Draft
+from zsim.configs.importers.argument_text import SCRIPT, UNDECIDED
 
 MIB = 1 << 20
 BUCKET = 40_000_000
@@ -19,12 +19,16 @@ BUCKET = 40_000_000
 EACH = 1_000_000
 """Elements of such a bucket for each data-parallel rank, where that is more."""
 PADDING = 128
-"""Multiple to which the vocabulary is padded, on each tensor-parallel rank."""
-GPT2_VOCABULARY = 50_257
+"""Multiple to which the vocabulary is padded."""
+GPT2_VOCABULARY, VOCABULARY = 50_257, "model.sizes.vocabulary"
+OTHER_MODELS = ("bert", "ict", "mamba", "mimo", "retro", "t5", "vision_classify",
+                "vision_dino", "vision_inpaint", "vlm")
+"""Megatron's scripts, by their names after pretrain_, of models whose arguments mean others."""
 NO_STEP = (
     "*_dir", "*_file", "*_interval", "*_iter", "*_iters", "*_path", "*_samples", "*_seed",
-    "adam_*", "align_param*", "apply_layernorm_1p", "apply_query_key*", "async_save",
-    "attention_backend", "attention_softmax_in_fp32", "auto_detect_ckpt*", "bert_*", "bias_*",
+    "adam_*", "align_param*", "allow_run_as_root", "apply_layernorm_1p", "apply_query_key*",
+    "async_save", "attention_backend", "attention_softmax_in_fp32", "auto_detect_ckpt*", "bert_*",
+    "bias_*", "bind_to",
     "calculate_per_token_loss", "check_*", "ckpt_*", "cuda_graph*", "data_*", "dataloader_*",
     "decoder_*", "decoupled_*", "defer_embedding*", "deterministic_mode", "dist_ckpt*",
     "distributed_*", "empty_unused_memory*", "enable_experimental", "enable_one_logger",
@@ -34,14 +38,16 @@ NO_STEP = (
     "masked_softmax_fusion", "master_addr", "master_port", "max_position_embeddings",
     "min_loss_scale", "min_lr", "mock_data", "nccl_*", "no_async_tensor*", "no_bias_*",
     "no_create_attention*", "no_gradient*", "no_load_*", "no_masked*", "no_mmap*",
-    "no_overlap_p2p*", "no_persist*", "no_rope_fusion", "no_save_*", "node_rank", "norm_epsilon",
+    "no_overlap_p2p*", "no_persist*", "no_position_embedding", "no_python", "no_rope_fusion",
+    "no_save_*", "node_rank", "norm_epsilon",
     "num_dataset*", "num_workers", "one_logger*", "optimizer_*_state*", "overlap_p2p*",
-    "override_opt*", "packed*", "per_split*", "position_embedding_type", "profile*", "rampup_*",
+    "override_*", "packed*", "per_split*", "position_embedding_type", "profile*", "rampup_*",
     "rdzv*", "reset_*", "rotary_*", "save", "seed", "sequence_parallel", "sgd_momentum", "split",
     "start_weight_decay", "straggler*", "te_rng*", "tee", "tensorboard_*", "tiktoken*",
     "timing_*", "tokenizer_*", "tp_comm*", "train_*", "transformer_impl", "use_checkpoint*",
-    "use_dist_ckpt", "use_flash_attn*", "use_legacy_models", "use_mcore_models",
-    "use_persistent*", "use_rope_scaling", "use_rotary*", "wandb*", "weight_decay_incr*",
+    "use_contiguous*", "use_cpu_initialization", "use_dist_ckpt", "use_flash_attn*",
+    "use_legacy_models", "use_mcore_models", "use_persistent*", "use_pytorch_profiler",
+    "use_rope_scaling", "use_rotary*", "vocab_extra_ids", "wandb*", "weight_decay_incr*",
 )
 """Shell-style patterns of arguments that change no step, or only with an argument that is read."""
 
@@ -49,47 +55,50 @@ NO_STEP = (
 def read(config: ConfigKeys, draft: Draft) -> None:
     """Put what Megatron's arguments say into the draft; problems, ignored keys and assumptions go
     to the notes."""
-    tensor, parallel = _parallelism(config, draft)
-    _batch(config, draft, divides=parallel)
+    if undecided := config.any(UNDECIDED):
+        draft.notes.assume(f"arguments of both branches of {'; '.join(undecided)[:200]}, which "
+                           "nothing here decides; --set NAME=… gives a variable a value")
+    _parallelism(config, draft)
+    _batch(config, draft)
     wide = _precision(config, draft)
     _strategy(config, draft, wide=wide)
     _optimizer(config, draft)
     _recomputation(config, draft)
-    _model(config, draft, tensor=tensor)
-    config.ignore("it changes no byte and no time of a step", *(
-        key for key in config.left if any(fnmatch(key, pattern) for pattern in NO_STEP)
-    ))
+    _model(config, draft)
+    config.ignore("it changes no byte and no time of a step", *NO_STEP)
     config.close()
 
 
-def _parallelism(config: ConfigKeys, draft: Draft) -> tuple[int, int]:
-    """Put the ranks; returns how many share a product, and how many hold one copy of the model."""
-    tensor = config.whole("tensor_model_parallel_size", config.whole("model_parallel_size", 1)) or 1
-    pipeline = config.whole("pipeline_model_parallel_size", 1) or 1
-    for axis, size in (("tp", tensor), ("pp", pipeline)):
-        if size > 1:
-            draft.put(f"strategy.{axis}", size)
-    for key in ("context_parallel_size", "expert_model_parallel_size",
+def _parallelism(config: ConfigKeys, draft: Draft) -> None:
+    """Put the ranks, each of which has to hold the whole model."""
+    for key in ("tensor_model_parallel_size", "model_parallel_size",
+                "pipeline_model_parallel_size"):
+        config.only(key, 1, unmodelled=MODEL_PARALLEL)
+    for key in ("context_parallel_size", "expert_model_parallel_size", "num_experts",
                 "expert_tensor_parallel_size", "num_distributed_optimizer_instances"):
         config.only(key, 1, unmodelled="it is not modelled")
-    for key in ("num_experts", "moe_grouped_gemm", "multi_latent_attention", "mtp_num_layers"):
+    for key in ("moe_grouped_gemm", "multi_latent_attention", "mtp_num_layers"):
         config.only(key, None, unmodelled="it is not modelled")
     config.ignore("an option of pipeline parallelism",
-                  "num_layers_per_virtual_pipeline_stage",
-                  "num_virtual_stages_per_pipeline_rank", "moe_*")
-    each = config.whole("nproc_per_node", config.whole("gpus_per_node"))
-    nodes = config.whole("nnodes", 1)
+                  "num_layers_per_virtual_pipeline_stage", "no_pipeline_parallel",
+                  "num_virtual_stages_per_pipeline_rank")
+    config.ignore("an option of experts", "*moe_*")
+    config.only("deepspeed", False, unmodelled="the strategy is in its ds_config.json, which "
+                                               "zsim import reads; --drop leaves it out")
+    config.ignore("an option of DeepSpeed", "deepspeed_*", "zero_stage")
+    each, nodes = (
+        next(filter(None, map(config.whole_or_open, keys)), None)
+        for keys in (("nproc_per_node", "gpus_per_node", "num_gpus"), ("nnodes", "num_nodes"))
+    )
     if each:
-        draft.processes(each * (nodes or 1), key="nproc_per_node", machines=nodes)
-    return tensor, tensor * pipeline
+        draft.processes(each * (nodes or 1), key="nproc_per_node", machines=nodes or 1)
 
 
-def _batch(config: ConfigKeys, draft: Draft, *, divides: int) -> None:
+def _batch(config: ConfigKeys, draft: Draft) -> None:
     total = config.whole("global_batch_size")
     draft.batch(
         micro=config.whole("micro_batch_size", config.whole("batch_size")),
         accumulation=None if total else 1, total=total, total_key="global_batch_size",
-        divides=divides,
     )
     draft.put("batch.sequence_length", config.whole("seq_length"))
 
@@ -182,7 +191,7 @@ def _recomputation(config: ConfigKeys, draft: Draft) -> None:
         draft.put("activation_checkpointing", {"mode": "selective", "recompute": ["attention"]})
 
 
-def _model(config: ConfigKeys, draft: Draft, *, tensor: int) -> None:
+def _model(config: ConfigKeys, draft: Draft) -> None:
     """Put the sizes of a GPT or a Llama."""
     gated, rms = config.flag("swiglu", False), config.any("normalization") == "RMSNorm"
     rotary = config.any("position_embedding_type") == "rope" or config.flag(
@@ -202,7 +211,7 @@ def _model(config: ConfigKeys, draft: Draft, *, tensor: int) -> None:
         "num_heads": config.whole("num_attention_heads"), "feed_forward": hidden,
         "tied": not config.flag("untie_embeddings_and_output_weights", False),
         "attention": "explicit" if explicit else "sdpa", "loss_dtype": "float32",
-        "vocabulary": _vocabulary(config, draft, tensor=tensor),
+        "vocabulary": _vocabulary(config, draft),
     }
     shared = config.flag("group_query_attention", False)
     groups, head = config.whole("num_query_groups"), config.whole("kv_channels")
@@ -210,7 +219,8 @@ def _model(config: ConfigKeys, draft: Draft, *, tensor: int) -> None:
         "attention_dropout": config.number("attention_dropout", 0.1),
         "residual_dropout": config.number("hidden_dropout", 0.1),
     }
-    positions = config.whole("max_position_embeddings")
+    positions = config.whole("max_position_embeddings",
+                             config.whole("max_absolute_position_embeddings"))
     if gated and rotary:
         sizes |= {"num_kv_heads": groups if shared else None, "head_dim": head,
                   "qkv_bias": bool(qkv_bias or not no_bias),
@@ -241,15 +251,22 @@ def _model(config: ConfigKeys, draft: Draft, *, tensor: int) -> None:
                                      "a mixture; give --model")
 
 
-def _vocabulary(config: ConfigKeys, draft: Draft, *, tensor: int) -> int | None:
+def _vocabulary(config: ConfigKeys, draft: Draft) -> int | None:
     """The padded vocabulary; asked where a tokenizer's file has it."""
     size = config.whole("vocab_size", config.whole("padded_vocab_size"))
-    multiple = (config.whole("make_vocab_size_divisible_by", PADDING) or PADDING) * tensor
-    if size is None and config.any("tokenizer_type", "GPT2BPETokenizer") == "GPT2BPETokenizer":
+    multiple = config.whole("make_vocab_size_divisible_by", PADDING) or PADDING
+    tokenizer = str(config.any("tokenizer_type", "GPT2BPETokenizer"))
+    trained = str(config.any(SCRIPT, "gpt"))
+    if not draft.answers.model and (trained in OTHER_MODELS or tokenizer.startswith("Bert")):
+        draft.notes.problem("model", f"expected a GPT's arguments, found those of {trained} with "
+                                     f"{tokenizer[:40]}, which is not modelled; give --model")
+    if size is None and (draft.answers.model or VOCABULARY in draft.answers.settings):
+        return None
+    if size is None and tokenizer == "GPT2BPETokenizer":
         size = GPT2_VOCABULARY
         draft.notes.assume(f"vocabulary: {size:,}, GPT-2's tokenizer's")
     if size is None:
-        draft.ask("model.sizes.vocabulary", "the tokenizer's file has it")
+        draft.ask(VOCABULARY, "the tokenizer's file has it")
         return None
     return -(-size // multiple) * multiple
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zsim.configs.config_keys import ConfigKeys
+from zsim.configs.config_keys import MODEL_PARALLEL, ConfigKeys
 from zsim.configs.draft import Draft
 
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16",
@@ -20,7 +20,7 @@ MIB = 1 << 20
 def read(config: ConfigKeys, draft: Draft) -> None:
     """Put what a nanotron config says into the draft; its problems, ignored keys and assumptions go
     to the notes."""
-    tensor = _parallelism(config.table("parallelism"), draft)
+    _parallelism(config.table("parallelism"), draft)
     tokens = config.table("tokens")
     draft.batch(
         micro=tokens.whole("micro_batch_size"),
@@ -34,19 +34,18 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     sharded = bool(optimizer.whole("zero_stage", 0))
     wide = optimizer.flag("accumulate_grad_in_fp32", True)
     _optimizer(optimizer, draft)
-    _model(config.table("model"), draft, tensor=tensor, sharded=sharded, wide=bool(wide))
+    _model(config.table("model"), draft, sharded=sharded, wide=bool(wide))
     config.ignore(DATA, "benchmark_csv_path", "checkpoints", "data", "data_stages", "general",
                   "lighteval", "logging", "profiler", "tokenizer", "s3_upload", "metrics_logging",
-                  "kill_switch_path", "experiment_logger", "wandb")
+                  "kill_switch_path", "experiment_logger", "validation", "wandb")
     config.close()
 
 
-def _parallelism(table: ConfigKeys, draft: Draft) -> int:
-    """Put the ranks; returns how many share each product of matrices."""
-    sizes = {axis: table.whole(axis, 1) or 1 for axis in ("dp", "tp", "pp")}
+def _parallelism(table: ConfigKeys, draft: Draft) -> None:
+    """Put the ranks, each of which has to hold the whole model."""
+    ranks = table.whole("dp", 1)
     for axis in ("tp", "pp"):
-        if sizes[axis] > 1:
-            draft.put(f"strategy.{axis}", sizes[axis])
+        table.only(axis, 1, unmodelled=MODEL_PARALLEL)
     for axis in ("expert_parallel_size", "context_parallel_size"):
         table.only(axis, 1, unmodelled="it is not modelled")
     table.only("recompute_layer", False, unmodelled="give it as activation_checkpointing.mode")
@@ -59,8 +58,7 @@ def _parallelism(table: ConfigKeys, draft: Draft) -> int:
                  "expert_tensor_parallel_size", "expert_data_parallel_size",
                  "enabled_moe")
     table.close()
-    draft.processes(sizes["dp"] * sizes["tp"] * sizes["pp"], key="parallelism.dp")
-    return sizes["tp"]
+    draft.processes(ranks, key="parallelism.dp")
 
 
 def _optimizer(table: ConfigKeys, draft: Draft) -> None:
@@ -85,9 +83,7 @@ def _optimizer(table: ConfigKeys, draft: Draft) -> None:
     table.close()
 
 
-def _model(
-    table: ConfigKeys, draft: Draft, *, tensor: int, sharded: bool, wide: bool
-) -> None:
+def _model(table: ConfigKeys, draft: Draft, *, sharded: bool, wide: bool) -> None:
     """Put the model's sizes and dtypes, and the strategy in these dtypes."""
     said = table.text("dtype", "float32") or "float32"
     if said not in DTYPES:
@@ -109,7 +105,7 @@ def _model(
     if wide:
         draft.put("execution.accumulation", "fp32")
     draft.put("execution.loss", "composite")
-    multiple = (table.whole("make_vocab_size_divisible_by", 1) or 1) * tensor
+    multiple = table.whole("make_vocab_size_divisible_by", 1) or 1
     _sizes(table.table("model_config"), draft, multiple=multiple)
     table.ignore("initial values change no byte and no time", "init_method")
     table.close()
@@ -150,9 +146,15 @@ def _sizes(table: ConfigKeys, draft: Draft, *, multiple: int) -> None:
         "z_loss_enabled", "z_loss_coefficient", "no_rope_layer", "flex_attention_mask",
         "ring_attn_heads_k_stride",
     )
+    other = next((key for key in table.left if key.startswith("is_") and table.any(key)), None)
+    if not (llama or qwen) and not draft.answers.model:
+        draft.notes.problem(
+            f"model.model_config.{other or 'is_llama_config'}",
+            f"expected is_llama_config or is_qwen2_config, found {other or 'neither'}; give "
+            "--model",
+        )
     if not (llama or qwen):
-        for key in list(table.left):
-            table.ignore("of a model that --model names", key)
+        table.ignore("of a model that --model names", *table.left)
     table.close()
 
 

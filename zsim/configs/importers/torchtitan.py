@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.configs.config_keys import ARGUMENTS, CALLED, ConfigKeys
+from zsim.configs.config_keys import ARGUMENTS, CALLED, MODEL_PARALLEL, ConfigKeys
 from zsim.configs.draft import Draft
 from zsim.configs.importers.python_config import STATEMENTS
 from zsim.models.families import presets
@@ -97,10 +97,8 @@ def _parallelism(table: ConfigKeys, draft: Draft) -> bool:
     """Put the strategy and its mesh; returns whether parameters are sharded."""
     replicas = table.whole("data_parallel_replicate_degree", 1) or 1
     shards = table.whole("data_parallel_shard_degree", table.whole("data_parallel_degree", -1))
-    for key, axis in (("tensor", "tp"), ("pipeline", "pp")):
-        degree = table.whole(f"{key}_parallel_degree", 1) or 1
-        if degree > 1:
-            draft.put(f"strategy.{axis}", degree)
+    for key in ("tensor", "pipeline"):
+        table.only(f"{key}_parallel_degree", 1, unmodelled=MODEL_PARALLEL)
     for key in ("context", "expert", "expert_tensor"):
         table.only(f"{key}_parallel_degree", 1, unmodelled="it is not modelled")
     reshard = table.word("fsdp_reshard_after_forward", RESHARDS, "default") or "default"
