@@ -1,13 +1,12 @@
-"""Arguments of the command line: a parser whose errors name the option, and kinds of values."""
+"""Kinds of values that options of the command line have, and errors in the words of options."""
 
 from __future__ import annotations
 
 import argparse
 import re
-import sys
 import tomllib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from zsim.errors import ArgumentError, ScenarioError, ZsimError, shown
 from zsim.runs.compare.aspects import ASPECTS
@@ -29,93 +28,6 @@ _ARGUMENT = re.compile(
     rf"^({'|'.join(OPTIONS)})(?=:)|(?<![\w/.-])(all_ranks|timeout_s)(?![\w/.-])"
 )
 """An argument's name: before the colon, or one that is no word of any other sentence."""
-_OF_AN_ARGUMENT = re.compile(
-    r"argument (?P<name>\S+): (?:expected (?P<expected>.*?)(?:, found (?P<found>.*))?"
-    r"|invalid choice: (?P<wrong>.*) \(choose from (?P<choices>.*)\))",
-    re.DOTALL,
-)
-"""argparse's message about the value of an argument, whose own part may be in our words."""
-
-
-class ArgumentsError(ZsimError):
-    """Arguments that cannot be read. Where nothing was expected, what is there says it all."""
-
-    @property
-    def complaint(self) -> str:
-        """The error without its place."""
-        if self.expected:
-            return super().complaint
-        return f"{self.found}; {self.remedy}" if self.remedy else self.found
-
-
-class Parser(argparse.ArgumentParser):
-    """Parser whose errors are ours: one object where JSON was asked for, with the word that may
-    have been meant."""
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        if refused := _OF_AN_ARGUMENT.fullmatch(message):
-            name = refused["name"]
-            where = self.prog if "|" in name else name
-            if refused["wrong"]:
-                choices = [choice.strip("' ") for choice in refused["choices"].split(",")]
-                raise ArgumentsError(
-                    where=where, expected=f"one of {', '.join(choices)}", found=refused["wrong"],
-                    remedy=_meant(refused["wrong"].strip("'"), choices),
-                )
-            raise ArgumentsError(
-                where=where, expected=refused["expected"], found=refused["found"] or "none"
-            )
-        self.refuse(message.replace("the following arguments are required: ", "missing "))
-
-    def refuse(self, problem: str, *, remedy: str = "") -> NoReturn:
-        """ArgumentsError for arguments of this command that cannot be read."""
-        where = self.prog.partition(" ")[2] or "command line"
-        raise ArgumentsError(
-            where=where, expected="", found=problem,
-            remedy=remedy or f"`{self.prog} --help` names what there is",
-        )
-
-    def commands(self) -> dict[str, Parser]:
-        """The parsers of this one's commands, by name."""
-        subparsers = [
-            action for action in self._actions if isinstance(action, argparse._SubParsersAction)
-        ]
-        return {name: command for action in subparsers for name, command in action.choices.items()}
-
-    def names(self) -> list[str]:
-        """Every option and choice of this parser."""
-        return [
-            name for action in self._actions
-            for name in (*action.option_strings, *(action.choices or ()))
-        ]
-
-
-def read(top: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments by name; ArgumentsError in the words of the command that does not know them."""
-    options, unknown = top.parse_known_args(arguments)
-    if unknown:
-        commands = top.commands()
-        command, option = commands[options.command], unknown[0].partition("=")[0]
-        owners = [name for name, other in commands.items() if option in other.names()]
-        remedy = (
-            "one at a time" if options.command in owners
-            else f"it is an option of {', '.join(owners)}" if owners
-            else _meant(option, command.names())
-        )
-        command.print_usage(sys.stderr)
-        kind = "option" if option.startswith("-") else "argument"
-        command.refuse(f"unknown {kind} {' '.join(unknown)}", remedy=remedy)
-    return options
-
-
-def _meant(word: str, names: Sequence[str]) -> str:
-    """The question after the one of `names` that is nearest to `word`; empty where none is near."""
-    # only where something is wrong: --help is to be quick
-    from difflib import get_close_matches
-
-    near = get_close_matches(word, names, n=1)
-    return f"did you mean {near[0]}?" if near else ""
 
 
 def with_options(error: ZsimError) -> str:
@@ -123,19 +35,6 @@ def with_options(error: ZsimError) -> str:
     if isinstance(error, ScenarioError):
         return str(error)
     return _ARGUMENT.sub(lambda match: OPTIONS[match[0]], str(error))
-
-
-def json_option(command: argparse.ArgumentParser) -> None:
-    """Add --json to `command`."""
-    command.add_argument("--json", action="store_true", help="one JSON object on standard "
-                                                             "output, nothing else there")
-
-
-def verbose_option(command: argparse.ArgumentParser) -> None:
-    """Add --verbose to `command`."""
-    command.add_argument(
-        "-v", "--verbose", action="store_true", help="sizes in bytes, not only in MiB and GiB"
-    )
 
 
 def setting(text: str) -> tuple[str, Any]:

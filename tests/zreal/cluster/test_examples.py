@@ -17,7 +17,7 @@ import pytest
 import zreal.worker
 from tests.support.folders import PARITY, ROOT
 from zreal.worker import LauncherError
-from zsim.cli.main import parser
+from zsim.cli.parser import parser
 from zsim.runs import saved
 
 EXAMPLES = ROOT / "zreal" / "cluster" / "examples"

@@ -13,7 +13,7 @@ from zsim.analysis.advice import Way, advice, changed, none_fits, together, way_
 from zsim.analysis.alternatives import changes, dropped, moved
 from zsim.analysis.fit.fit import fit, ways
 from zsim.analysis.fit.fit_table import SURER, Candidate
-from zsim.cli.commands import show
+from zsim.cli.commands.analysis import show
 from zsim.cli.main import main
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh

@@ -7,14 +7,12 @@ import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 import zsim
 from tests.support.folders import ROOT
-from zsim.cli.main import DETAILS, main
-from zsim.engine.execution import Detail
+from zsim.cli.main import main
 from zsim.io.system.signals import Terminated
 from zsim.io.units import format_time
 from zsim.ir.run import Numerics, RankRun, RunRecord
@@ -615,7 +613,3 @@ def test_detail_is_of_the_simulator_alone_and_what_is_too_large_is_refused(capsy
     )
     assert main(["run", large, "--detail", "steps"]) == 2
     assert "expected at most 4,000,000 events, found 19,903,488" in capsys.readouterr().err
-
-
-def test_details_of_the_command_line_are_those_of_scenarios():
-    assert get_args(Detail) == DETAILS

@@ -24,7 +24,7 @@ def ended(code: str) -> str:
 
 STEPS = (
     "import zsim",
-    "import zsim.cli.main, zsim.cli.commands.runs, zsim.runs.registry, zsim.runs.simulator, "
+    "import zsim.cli.main, zsim.cli.commands.runs.run, zsim.runs.registry, zsim.runs.simulator, "
     "zsim.cli.reports.run_report",
     "from zsim.cli.main import main; main(['--help'])", "main(['list', 'backends'])",
     "main(['list', 'models'])",
@@ -51,6 +51,12 @@ def test_help_loads_neither_pydantic_nor_rich_nor_simpy():
     )
     code = f"from zsim.cli.main import main; main(['--help']); import sys; {probe}"
     assert ended(code) == ""
+
+
+def test_a_command_is_the_only_one_that_is_imported():
+    probe = "print(*[name for name in sys.modules if name.startswith('zsim.cli.commands.')])"
+    code = f"from zsim.cli.main import main; main(['fit', '--help']); import sys; {probe}"
+    assert ended(code) == "zsim.cli.commands.analysis zsim.cli.commands.analysis.fit"
 
 
 def test_what_fits_is_shown_without_rich_networkx_other_strategies_and_processes():

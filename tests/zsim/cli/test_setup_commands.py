@@ -10,8 +10,9 @@ from xml.etree import ElementTree as Xml
 import pytest
 
 from zsim import load
-from zsim.cli import main as command_line
+from zsim.cli.commands import COMMANDS, command_file
 from zsim.cli.main import main
+from zsim.cli.parser import parser, read
 
 NEW = ["new", "--model", "gpt-tiny", "--cluster", "cpu-gloo", "--ranks", "2",
        "--sequence-length", "64"]
@@ -108,7 +109,7 @@ def test_bash_completes_commands_options_and_choices(typed, completed, capsys):
 def test_fish_knows_every_command_and_its_options(capsys):
     assert main(["completion", "fish"]) == 0
     script = capsys.readouterr().out
-    commands = command_line.parser().commands()
+    commands = parser().commands()
     assert [name for name in commands if f"-a {name}\n" not in script] == []
     assert "-n '__fish_seen_subcommand_from run' -l backend" in script
 
@@ -246,10 +247,10 @@ def test_lines_fit_80_columns_where_columns_says_so(tmp_path, monkeypatch, capsy
     assert all(" " not in line.strip() for line in long)  # a name is not cut
 
 
-@pytest.mark.parametrize("name", command_line.EXAMPLES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_example_below_each_help_is_a_command_line(name, capsys):
-    parts = command_line.EXAMPLES[name].split()
-    options = command_line.arguments.read(command_line.parser(), parts[1:])
+    parts = command_file(name).EXAMPLE.split()
+    options = read(parts[1:])
     assert (parts[0], options.command) == ("zsim", name)
     assert main([name, "--help"]) == 0
     assert f"example: {' '.join(parts)}" in " ".join(capsys.readouterr().out.split())

@@ -65,12 +65,13 @@ def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(
 def test_no_memory_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from zsim.cli import commands, main
+    from zsim.cli import main
+    from zsim.cli.commands.setup import listing
 
     def lacking(_: object) -> int:
         raise MemoryError
 
-    monkeypatch.setitem(commands.COMMANDS, "list", lacking)
+    monkeypatch.setattr(listing, "run", lacking)
     assert main.main(["list", "--json"]) == 2
     streams = capsys.readouterr()
     assert "expected enough memory, found none left" in streams.err

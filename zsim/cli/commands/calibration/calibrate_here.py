@@ -66,7 +66,7 @@ def _widened(fitted: FittedMachine) -> str:
     return f"{fitted.busy} while it was measured; the band is widened to ±{fitted.width:.0%}"
 
 
-def calibrated(options: argparse.Namespace) -> int:
+def calibrate(options: argparse.Namespace) -> int:
     """Measure, print the constants and their errors, and write the file: to --out, else to the
     user's cache, where `zsim validate` finds it."""
     backend = registry.find(options.backend or "gloo")

@@ -21,7 +21,7 @@ from zsim.runs.unit_times import time_by_unit
 MOST = 12
 
 
-def imported(options: argparse.Namespace) -> int:
+def import_traces(options: argparse.Namespace) -> int:
     """`zsim import kineto FILE…`: the Run of the traces, saved, and where its time went."""
     scenario = load_one(options.scenario) if options.scenario else None
     paths = [Path(file) for file in options.files]

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import argparse
 
-from zsim.cli import arguments, terminal
+from zsim.cli import terminal
+from zsim.cli.parser import Parser, parser
+
+EXAMPLE = "zsim completion zsh"
+SHELLS = ("bash", "zsh", "fish")
 
 
-def printed(options: argparse.Namespace) -> int:
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `zsim completion`."""
+    command.add_argument("shell", choices=SHELLS, help='eval "$(zsim completion bash)"')
+
+
+def run(options: argparse.Namespace) -> int:
     """`zsim completion bash`: the script, for `eval "$(zsim completion bash)"`."""
-    from zsim.cli.main import parser  # the parser names this command itself
-
     text = _fish(parser()) if options.shell == "fish" else _bash(parser())
     if options.shell == "zsh":
         text = "autoload -U +X bashcompinit && bashcompinit\n" + text
@@ -22,12 +29,12 @@ def printed(options: argparse.Namespace) -> int:
     return 0
 
 
-def _choices(command: arguments.Parser) -> str:
+def _choices(command: Parser) -> str:
     """Options and choices of a command, as words of a shell."""
     return " ".join(dict.fromkeys(command.names()))
 
 
-def _bash(top: arguments.Parser) -> str:
+def _bash(top: Parser) -> str:
     """A function of bash: commands first, then a command's options, else files."""
     cases = "\n".join(
         f"        {name}) choices={_quoted(_choices(command))} ;;"
@@ -49,7 +56,7 @@ complete -o filenames -F _zsim zsim
 """
 
 
-def _fish(top: arguments.Parser) -> str:
+def _fish(top: Parser) -> str:
     """Lines of fish: each command, and each option of each command with its help."""
     lines = []
     for name, command in top.commands().items():

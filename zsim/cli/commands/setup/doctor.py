@@ -12,13 +12,14 @@ from importlib import metadata
 from typing import Any
 
 from zsim import api
-from zsim.cli import terminal
+from zsim.cli import shared_options, terminal
 from zsim.errors import ZsimError
 from zsim.io.units import counted, format_bytes
 from zsim.runs import registry
 from zsim.runs.backend import RunOptions
 from zsim.version import __version__
 
+EXAMPLE = "zsim doctor"
 USES = {
     "calibrate": "zsim calibrate fits constants", "plot": "plots of accuracy and of Runs",
     "real": "real ranks: validate, run --backend gloo, nccl, fake", "sweep": "zsim sweep on "
@@ -33,7 +34,12 @@ _REQUIREMENT = re.compile(
 )
 
 
-def told(options: argparse.Namespace) -> int:
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `zsim doctor`."""
+    shared_options.json_option(command)
+
+
+def run(options: argparse.Namespace) -> int:
     """`zsim doctor`: 0; what is missing is no error."""
     machine, extras, backends = _machine(), list(_extras()), list(_backends())
     if options.json:

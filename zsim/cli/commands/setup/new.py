@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from zsim.cli import terminal
-from zsim.cli.commands.files.imports import settings
+from zsim.cli import arguments, shared_options, terminal
+from zsim.cli.commands.files.answers import add_answers, settings
 from zsim.cli.inputs import UsageError
 from zsim.configs.draft import Answers, Draft
 from zsim.configs.notes import Notes
@@ -17,6 +17,7 @@ from zsim.io import files
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 
+EXAMPLE = "zsim new --model llama-3-8b --cluster dgx-h100 --nodes 2 -o mine.toml"
 QUESTIONS = {
     "model": ("Model? A preset of `zsim list models`, or a config.json", "llama-3-8b"),
     "cluster": ("Cluster? A preset of `zsim list clusters`, or a file", "dgx-h100"),
@@ -33,7 +34,20 @@ KEYS = {
 """Keys of problems with the answer to each question."""
 
 
-def made(options: argparse.Namespace) -> int:
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `zsim new`."""
+    command.add_argument(
+        "-o", "--out", metavar="FILE.toml", type=arguments.path, default="scenario.toml",
+        help="the file to write (default scenario.toml)",
+    )
+    add_answers(command)
+    command.add_argument(
+        "--strategy", metavar="NAME", default=None, help="a strategy of `zsim list strategies`"
+    )
+    shared_options.json_option(command)
+
+
+def run(options: argparse.Namespace) -> int:
     """`zsim new`: asks for what no option says, and writes the scenario."""
     out = Path(options.out)
     if out.exists():

@@ -5,25 +5,51 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-from zsim.cli import terminal
+from zsim.cli import arguments, shared_options, terminal
+from zsim.cli.commands.files.answers import KEYS, add_answers, settings
 from zsim.cli.inputs import UsageError
 from zsim.configs.draft import Answers
 from zsim.configs.reading import IMPORTERS, read_config
 from zsim.errors import visible
 from zsim.io import files
 
+EXAMPLE = "zsim import ds_config.json --model llama-3-8b --cluster dgx-h100 -o mine.toml"
 TRACES = "kineto"
-KEYS = {
-    "nodes": "cluster.nodes", "ranks": "cluster.ranks",
-    "sequence_length": "batch.sequence_length", "micro_batch": "batch.micro_batch",
-    "accumulation": "batch.accumulation",
-}
-"""Keys of a scenario by the options that answer them."""
 
 
-def imported(options: argparse.Namespace) -> int:
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `zsim import`."""
+    command.add_argument(
+        "files", nargs="+", type=arguments.path, metavar="[KIND] FILE",
+        help=f"a config, of one of the kinds {', '.join(IMPORTERS)}, which its content tells if "
+             "KIND is left out; or kineto and one trace of torch's profiler for each rank",
+    )
+    command.add_argument(
+        "-o", "--out", metavar="FILE.toml", type=arguments.path, default=None,
+        help="write the scenario (default: print it)",
+    )
+    add_answers(command)
+    command.add_argument(
+        "--drop", type=arguments.names, default=(), metavar="KEY,…",
+        help="keys of the config to leave out",
+    )
+    command.add_argument(
+        "--recipe", metavar="NAME", default="",
+        help="of a Python config of torchtitan: the function that makes the config",
+    )
+    command.add_argument(
+        "--scenario", metavar="SCENARIO", type=arguments.path, default=None,
+        help="with kineto: the scenario that this training is, for mesh and units",
+    )
+    command.add_argument(
+        "--save", metavar="RUN.json", type=arguments.path, default=None,
+        help="with kineto: write the Run, for `zsim compare`",
+    )
+    shared_options.json_option(command)
+
+
+def run(options: argparse.Namespace) -> int:
     """`zsim import [KIND] FILE…`: 0 where the scenario or the Run is made."""
     first = options.files[0]
     kind = first if first in (*IMPORTERS, TRACES) else None
@@ -35,7 +61,7 @@ def imported(options: argparse.Namespace) -> int:
 
         others = ("out", "model", "cluster", "drop", "recipe", "settings", *KEYS)
         _require_no(options, *others, reads=TRACES)
-        return kineto.imported(options)
+        return kineto.import_traces(options)
     _require_no(options, "scenario", "save", reads="a config")
     if len(options.files) > 1:
         raise UsageError(
@@ -68,14 +94,6 @@ def _config(path: Path, options: argparse.Namespace, *, kind: str | None) -> int
         files.write(out, text)
         terminal.wrote(out, "; zsim run simulates it")
     return 0
-
-
-def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Keys of the scenario that options answer, by name."""
-    given = {key: getattr(options, name) for name, key in KEYS.items()}
-    return {key: value for key, value in given.items() if value is not None} | dict(
-        options.settings
-    )
 
 
 def _require_no(options: argparse.Namespace, *names: str, reads: str) -> None:

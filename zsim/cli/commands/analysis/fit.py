@@ -5,12 +5,22 @@ from __future__ import annotations
 import argparse
 
 from zsim.analysis.fit.fit import fit
-from zsim.cli import terminal
+from zsim.cli import arguments, shared_options, terminal
 from zsim.cli.inputs import load_with_options
 from zsim.cli.reports import memory_report
 
+EXAMPLE = "zsim fit mine.toml"
 
-def least(options: argparse.Namespace) -> int:
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `zsim fit`."""
+    command.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
+    shared_options.module_option(command)
+    shared_options.allocator_option(command)
+    shared_options.json_option(command)
+
+
+def run(options: argparse.Namespace) -> int:
     """`zsim fit`: 0 when something fits."""
     scenario = load_with_options(options)
     with terminal.progress(f"{scenario.name}: every stage on {scenario.cluster.name}"):

@@ -5,13 +5,27 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from zsim.cli import terminal
+from zsim.cli import arguments, shared_options, terminal
 from zsim.cli.inputs import UsageError, load_one
 from zsim.configs.front import export_config
+from zsim.configs.writing import EXPORTERS
 from zsim.io import files
 
+EXAMPLE = "zsim export fully_shard mine.toml -o parallelize.py"
 
-def exported(options: argparse.Namespace) -> int:
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `zsim export`."""
+    command.add_argument("kind", choices=tuple(EXPORTERS), help="the tool; fully_shard is Python")
+    command.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
+    command.add_argument(
+        "-o", "--out", metavar="FILE", type=arguments.path, default=None,
+        help="the file to write (default: print it); of chakra the prefix of a file a rank",
+    )
+    shared_options.json_option(command)
+
+
+def run(options: argparse.Namespace) -> int:
     """`zsim export KIND SCENARIO`: 0 where the scenario has a config of that kind."""
     scenario = load_one(options.scenario)
     result = export_config(scenario, options.kind)

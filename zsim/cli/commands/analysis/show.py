@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from zsim.analysis import advice
 from zsim.analysis.fit import assessed
-from zsim.cli import terminal
+from zsim.cli import arguments, shared_options, terminal
 from zsim.cli.inputs import load_with_options, read, warned
 from zsim.cli.reports import memory_report, program_report
 from zsim.engine.simulate import LostLinkError
@@ -25,8 +25,28 @@ from zsim.scenario.work_limits import MANY_TIMES
 if TYPE_CHECKING:
     from zsim.cluster.routes import GroupRoutes
 
+EXAMPLE = "zsim show mine.toml --memory --time"
 
-def show(options: argparse.Namespace) -> int:
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `zsim show`."""
+    command.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
+    command.add_argument("--program", action="store_true", help="the Program, one line per op")
+    command.add_argument("--memory", action="store_true", help="whether it fits, what lives at the "
+                                                            "peak, what would help")
+    command.add_argument("--time", action="store_true", help="where the time goes, why "
+                                                          "communication is exposed, what would "
+                                                          "hide it")
+    command.add_argument(
+        "--snapshot", metavar="FILE", type=arguments.path,
+        help="write the allocator's history for PyTorch's memory visualiser",
+    )
+    shared_options.module_option(command)
+    shared_options.allocator_option(command)
+    shared_options.json_option(command)
+
+
+def run(options: argparse.Namespace) -> int:
     """`zsim show`: the mesh, and the Program or the memory when asked for; `--snapshot` writes the
     allocator's history."""
     scenario = load_with_options(options)

@@ -16,7 +16,7 @@ WITH_NONE = ("save", "trace", "all_ranks", "ranks", "module", "interpreter")
 """Options that say how single runs are made or kept."""
 
 
-def run(scenarios: Sequence[Scenario], options: argparse.Namespace) -> int:
+def run_seeds(scenarios: Sequence[Scenario], options: argparse.Namespace) -> int:
     """`zsim run --seeds`: 0 where every scenario was simulated with each seed."""
     others = [name for name in WITH_NONE if getattr(options, name, None)]
     if others or options.backend != registry.SimBackend.name:

@@ -8,13 +8,25 @@ from collections.abc import Callable, Iterator
 from importlib.resources import files as files_of
 from pathlib import Path
 
-from zsim.cli import terminal
+from zsim.cli import shared_options, terminal
 from zsim.errors import ScenarioError, shown
 from zsim.scenario.keys import schema
 from zsim.scenario.scenario import load
 
+EXAMPLE = "zsim list clusters"
 
-def listing(options: argparse.Namespace) -> int:
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `zsim list`."""
+    lists = (*LISTINGS, "schema")
+    command.add_argument(
+        "what", nargs="?", choices=lists, metavar="|".join(lists),
+        help="a single list, or the JSON Schema of scenario files (default: all lists)",
+    )
+    shared_options.json_option(command)
+
+
+def run(options: argparse.Namespace) -> int:
     """`zsim list`: names, one per line, with a word on each; without a name of a list, all."""
     if options.what == "schema":
         terminal.write_json(schema.json_schema())

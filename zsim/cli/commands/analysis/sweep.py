@@ -8,13 +8,42 @@ from pathlib import Path
 
 from zsim.analysis import sweep
 from zsim.analysis.sweep import plot
-from zsim.cli import terminal
+from zsim.cli import arguments, shared_options, terminal
 from zsim.io import files
 from zsim.io.units import counted
 from zsim.ir.run import SCHEMA_VERSION
 
+EXAMPLE = "zsim sweep axes.toml -o table.csv"
 
-def swept(options: argparse.Namespace) -> int:
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `zsim sweep`."""
+    command.add_argument(
+        "file", type=arguments.path, metavar="SWEEP.toml",
+        help='scenario = "FILE.toml", and [axes] with lists: batch.micro_batch = [1, 2, 4]',
+    )
+    command.add_argument(
+        "-o", "--out", metavar="FILE", type=arguments.path, default=None,
+        help="write the table (.csv, .jsonl, .parquet); an interrupted sweep into the same file "
+             "goes on where it stopped",
+    )
+    command.add_argument(
+        "--on", default="loky", metavar="loky",
+        help="who computes: loky (processes here, default), here (this process), "
+             "dask[:ADDRESS], ray[:ADDRESS]",
+    )
+    command.add_argument(
+        "--workers", type=arguments.count, default=None, metavar="N",
+        help="workers here (default: one for each core)",
+    )
+    command.add_argument(
+        "--plot", metavar="FILE.svg", type=arguments.path, default=None,
+        help="draw tokens/s against needed memory (.svg, .png, .pdf)",
+    )
+    shared_options.json_option(command)
+
+
+def run(options: argparse.Namespace) -> int:
     """`zsim sweep`: 0 where points were computed or refused by name, 1 where one failed or all were
     refused."""
     scenario, axes = sweep.read(options.file)

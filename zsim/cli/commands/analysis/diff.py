@@ -9,14 +9,35 @@ from pathlib import Path
 from zsim import api
 from zsim.analysis.difference import FigureChange, ScenarioDiff, diff, titled
 from zsim.analysis.growth import parse_limits
-from zsim.cli import terminal
+from zsim.cli import arguments, shared_options, terminal
 from zsim.cli.inputs import load_one
 from zsim.cli.reports import junit
 from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
 
+EXAMPLE = "zsim diff base.toml head.toml --markdown comment.md --junit diff.xml"
 
-def shown(options: argparse.Namespace) -> int:
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `zsim diff`."""
+    command.add_argument("base", type=arguments.path, metavar="BASE.toml")
+    command.add_argument("head", type=arguments.path, metavar="HEAD.toml")
+    command.add_argument(
+        "--markdown", metavar="FILE.md", type=arguments.path, default=None,
+        help="write the table for a comment",
+    )
+    command.add_argument(
+        "--junit", metavar="FILE.xml", type=arguments.path, default=None,
+        help="write each figure as a test case in JUnit's XML, for CI",
+    )
+    command.add_argument(
+        "--fail-if", metavar="peak:+2%,step:+5%", default="",
+        help="growths that fail; of peak, first_peak, step, exposed, sent, collectives",
+    )
+    shared_options.json_option(command)
+
+
+def run(options: argparse.Namespace) -> int:
     """`zsim diff`: 0, or 1 where the second scenario no longer fits, grows by more than --fail-if
     allows, or breaks its own expectations."""
     limits = parse_limits(options.fail_if, where="--fail-if") if options.fail_if else ()

@@ -7,7 +7,7 @@ import argparse
 from zsim import api
 from zsim.analysis.lint.finding import LintFinding
 from zsim.analysis.lint.rules import RULES, lint
-from zsim.cli import terminal
+from zsim.cli import arguments, shared_options, terminal
 from zsim.cli.inputs import load_one, scenario_files
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.units import counted, rounded_sizes
@@ -16,8 +16,20 @@ from zsim.runs import registry
 from zsim.runs.backend import RunOptions
 from zsim.scenario.scenario import Scenario
 
+EXAMPLE = "zsim lint mine.toml"
 
-def linted(options: argparse.Namespace) -> int:
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `zsim lint`."""
+    shared_options.scenarios_option(command)
+    command.add_argument(
+        "--ignore", type=arguments.names, default=(), metavar="RULE,…",
+        help="rules not to ask; in a scenario lint = { ignore = [\"RULE\"] }",
+    )
+    shared_options.module_option(command)
+
+
+def run(options: argparse.Namespace) -> int:
     """`zsim lint`: 0 without findings, 1 with some; a file that is no scenario, and a scenario
     without a Program, stop no other."""
     results: list[tuple[Scenario, tuple[LintFinding, ...]]] = []

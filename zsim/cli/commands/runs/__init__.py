@@ -1,0 +1,1 @@
+"""Commands that make Runs and compare them."""
