@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
 from zreal.observer.observer import observe
+from zreal.observer.subjects import deepspeed_engine
 from zreal.processes import launch
 from zreal.processes.rank_settings import settle
 from zreal.processes.rendezvous import rendezvous
@@ -170,7 +171,7 @@ def draw(seed: int) -> Tables:
     model = one_of(MODELS)
     strategy = {"name": one_of(ENGINE), "reduce_bucket_size": one_of(BUCKETS)}
     batch = {"micro_batch": 2, "accumulation": one_of((1, 2, 3))}
-    strategy |= {name: True for name in BOOLEANS if one_of((True, False, False))}
+    strategy |= {name: one_of((True, False, False)) for name in BOOLEANS}
     strategy |= one_of(({}, {}, {"reduce_scatter": False}))
     more = one_of(({}, {}, {"activation_checkpointing": {"mode": "full"}}))
     more |= one_of(({}, {}, {"frozen": ["wte.*"] if model["family"] == "llama" else ["*.bias"]}))
@@ -186,10 +187,14 @@ def draw(seed: int) -> Tables:
 def measured_rank(
     arguments: Tables, *, rank: int, world_size: int, port: int, **_: Any
 ) -> list[Tables]:
-    """The phases of this rank, scenario by scenario."""
+    """The phases of this rank, scenario by scenario; `configs` are the engine's, where they are not
+    made of the scenarios."""
     settle()
     store = rendezvous(rank=rank, world_size=world_size, port=port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    if "configs" in arguments:
+        configs = iter(arguments["configs"])
+        deepspeed_engine.config = lambda scenario: next(configs)
     return [
         {
             name: figures(phase)
@@ -203,8 +208,9 @@ def measured_rank(
 
 def saved_rank(
     arguments: Tables, *, rank: int, world_size: int, port: int, **_: Any
-) -> dict[str, int]:
-    """Bytes of tensors in each file of optimizer states that the engine saves after three steps."""
+) -> dict[str, list[int]]:
+    """Bytes of each tensor in files of optimizer states, which the engine saves after three steps.
+    """
     settle()
     store = rendezvous(rank=rank, world_size=world_size, port=port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
@@ -212,8 +218,9 @@ def saved_rank(
     trained.subject.module.save_checkpoint(arguments["folder"])
     dist.barrier()
     return {
-        file.name: sum(
-            leaf.nbytes for leaf in tree_leaves(torch.load(file, weights_only=False))
+        file.name: sorted(
+            leaf.untyped_storage().nbytes()
+            for leaf in tree_leaves(torch.load(file, weights_only=False))
             if isinstance(leaf, torch.Tensor)
         )
         for file in Path(arguments["folder"]).glob("*/*optim_states.pt")

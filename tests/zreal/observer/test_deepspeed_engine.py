@@ -10,6 +10,7 @@ import pytest
 
 import zsim
 from tests.measured import deepspeed as measured
+from tests.support.configs import imported
 from tests.support.folders import PARITY, ROOT
 from zreal.observer.subjects import deepspeed_engine
 from zreal.processes import launch
@@ -67,7 +68,7 @@ def test_a_scenario_agrees_with_the_engine_on_gloo_ranks(file) -> None:
 @needs_deepspeed
 @pytest.mark.gloo
 @pytest.mark.parametrize("sub_group_size", [10**9, 5000])
-def test_saved_files_of_stage_3_have_the_bytes_that_are_told(
+def test_saved_files_of_stage_3_have_the_tensors_that_are_told(
     sub_group_size: int, tmp_path: Path
 ) -> None:
     case = Scenario(
@@ -81,7 +82,52 @@ def test_saved_files_of_stage_3_have_the_bytes_that_are_told(
         "tests.measured.deepspeed:saved_rank",
         {"text": case.to_toml(), "folder": str(tmp_path)}, world_size=2, timeout_s=300,
     )
-    assert saved[0] == {file.name: file.nbytes for file in checkpoint(case).files}
+    assert saved[0] == {file.name: sorted(file.tensors) for file in checkpoint(case).files}
+
+
+BF16: dict[str, Any] = {"bf16": {"enabled": True}, "gradient_accumulation_steps": 2}
+OWN: dict[int, tuple[dict[str, Any], ...]] = {
+    1: ({}, BF16), 2: (BF16, {"bf16": {"enabled": True, "check_grad_overflow": False}}),
+    3: (
+        BF16, {"zero_optimization": {"stage3_model_persistence_threshold": 150}},
+        {"zero_optimization": {"prefetch_bucket_size": 500, "max_reuse_distance": 0}},
+    ),
+}
+"""Configs as users have them, which say little, by their stage."""
+
+
+@needs_deepspeed
+@pytest.mark.gloo
+@pytest.mark.parametrize("stage", OWN)
+def test_an_imported_config_is_what_the_engine_makes_of_it(stage: int, tmp_path: Path) -> None:
+    always = {"reduce_bucket_size": 2000, "stage": stage}
+    if stage == 3:
+        always |= {"stage3_prefetch_bucket_size": 3000, "stage3_param_persistence_threshold": 100}
+    configs = [
+        {
+            "train_micro_batch_size_per_gpu": 2, "zero_allow_untested_optimizer": True,
+            "optimizer": {"type": "AdamW", "params": {"torch_adam": True}},
+        } | own | {"zero_optimization": always | own.get("zero_optimization", {})}
+        for own in OWN[stage]
+    ]
+    for config in configs:  # DeepSpeed takes the short names where the long ones are not there
+        zero = config["zero_optimization"]
+        for key in [key for key in zero if f"stage3_{key}" in zero]:
+            del zero[f"stage3_{key}"]
+    texts = [
+        imported(tmp_path, config, batch__sequence_length=16, cluster__ranks=2,
+                 batch__micro_batch=None).scenario.to_toml()
+        for config in configs
+    ]
+    first, last = launch.launch(
+        "tests.measured.deepspeed:measured_rank", {"texts": texts, "configs": configs},
+        world_size=2, timeout_s=300,
+    )
+    rows = [
+        {"text": text, "first_rank": first[index], "last_rank": last[index]}
+        for index, text in enumerate(texts)
+    ]
+    assert [line for row in rows for line in wrong(row)] == []
 
 
 @needs_deepspeed

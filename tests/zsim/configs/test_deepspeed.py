@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.configs import imported, problems
 from zsim import ScenarioError
+from zsim.scenario.plan import plan
 
 STAGE_3 = {
     "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4,
@@ -97,6 +98,8 @@ def test_the_batch_of_all_ranks_tells_how_many_there_are(tmp_path):
      "stage3_max_live_parameters?"),
     (changed(zero_optimization={"stage": 3, "zero_quantized_gradients": True}),
      "zero_quantized_gradients: expected false, found true"),
+    (changed(zero_optimization={"stage": 3, "enable_sanity_checks": True}),
+     "enable_sanity_checks: expected false, found true; zsim does not model it"),
     (changed(zero_optimization={"stage": 2, "cpu_offload": True}),
      'DeepSpeed calls it offload_optimizer = {"device": "cpu"} now'),
     (changed(optimizer={"type": "OneBitAdam", "params": {}}), "optimizer.name: expected"),
@@ -149,3 +152,34 @@ def test_each_stage_has_its_strategy(tmp_path, stage, strategy):
     result = imported(tmp_path, config)
     assert result.scenario.strategy == strategy
     assert result.scenario.optimizer.clip_norm == 1.0
+
+
+def test_gradients_of_bf16_are_searched_as_deepspeed_does_by_default(tmp_path):
+    """All ranks take the largest of a byte in each step."""
+    config = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
+    off = config | {"bf16": {"enabled": True, "check_grad_overflow": False}}
+    answers = [
+        sum(
+            op.nbytes == 1
+            for op in plan(imported(tmp_path, each).scenario, device="cpu").ranks[0].steady
+        )
+        for each in (config, off)
+    ]
+    assert answers == [1, 0]
+
+
+@pytest.mark.parametrize(("stage", "tables", "told"), [
+    (3, {"bf16": {"enabled": True, "check_grad_overflow": False}}, "bf16.check_grad_overflow"),
+    (2, {"zero": {"prefetch_bucket_size": 5}}, "zero_optimization.prefetch_bucket_size"),
+    (1, {"zero": {"enable_sanity_checks": True}}, "zero_optimization.enable_sanity_checks"),
+])
+def test_keys_that_a_stage_does_not_read_are_left_out(tmp_path, stage, tables, told):
+    zero = {"stage": stage} | tables.pop("zero", {})
+    assert told in imported(tmp_path, {"zero_optimization": zero} | tables).ignored
+
+
+def test_deepspeeds_own_bound_on_what_stays_whole_is_none(tmp_path):
+    key, none = "stage3_model_persistence_threshold", 2**63 - 1
+    zeros: list[dict[str, int]] = [{"model_persistence_threshold": 300}, {key: none}, {}]
+    results = [imported(tmp_path, {"zero_optimization": {"stage": 3} | zero}) for zero in zeros]
+    assert [getattr(result.scenario.options, key) for result in results] == [300, 10**12, 10**12]

@@ -22,6 +22,7 @@ from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan, training
 from zsim.scenario.scenario import Scenario
 from zsim.strategies.deepspeed_engine.partition import FlatPartition, buckets
+from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
 from zsim.strategies.deepspeed_engine.shards.quantized import num_scales
 from zsim.strategies.replicated.buckets import ready_order
 
@@ -201,13 +202,16 @@ def test_what_the_engine_or_its_model_has_not_is_refused_by_name(
 
 @pytest.mark.parametrize("name", ["deepspeed1", "deepspeed2", "deepspeed3"])
 @pytest.mark.parametrize("offload", [{}, {"optimizer": "cpu"}])
-def test_ranks_agree_by_a_byte_whether_gradients_of_fp16_overflow(
+def test_ranks_agree_by_a_byte_whether_gradients_overflow(
     name: str, offload: dict[str, str]
 ) -> None:
+    """Gradients of fp16 do always, of bf16 by check_grad_overflow, which stage 3 does not read."""
     told = {}
-    for dtype in ("fp16", "bf16"):
+    unchecked = {} if name == "deepspeed3" else {"check_grad_overflow": False}
+    for dtype, more in (("fp16", unchecked), ("bf16", unchecked), ("bf16, checked", {})):
+        reduced = dtype.partition(",")[0]
         case = scenario(
-            strategy={"name": name}, precision={"parameters": dtype, "reduce": dtype},
+            strategy={"name": name} | more, precision={"parameters": reduced, "reduce": reduced},
             offload=offload,
         )
         steady = plan(case, device="cpu").of_rank(0).steady
@@ -216,6 +220,7 @@ def test_ranks_agree_by_a_byte_whether_gradients_of_fp16_overflow(
             op.nbytes for op in steady[optimizer:] if op.kind == "all_reduce"
         ]
     assert told["fp16"] == [1, *told["bf16"]]
+    assert told["bf16, checked"] == told["bf16" if name == "deepspeed3" else "fp16"]
 
 
 def test_several_forwards_before_a_backward_are_refused() -> None:
@@ -345,6 +350,22 @@ def test_small_parameters_are_gathered_after_the_step_one_by_one() -> None:
     assert [op.unit for op in steady if op.kind == "all_gather" and op.index > after] == [
         parameter.fqn for parameter in small
     ]
+
+
+def test_small_parameters_stay_whole_until_all_have_too_many_elements() -> None:
+    """A weight that is too large for what is left is passed by, and later biases stay."""
+    case = scenario(strategy={
+        "name": "deepspeed3", "stage3_param_persistence_threshold": 64,
+        "stage3_model_persistence_threshold": 84,
+    })
+    sharded = ShardedParameters.of(
+        training(case, device="cpu"), mesh=case.mesh, options=case.options
+    )
+    attention = [f"blocks.0.attn.{name}.bias" for name in ("q", "k", "v", "proj")]
+    assert [parameter.fqn for parameter in sharded.persistent] == [
+        "wpe.weight", "blocks.0.ln_1.weight", "blocks.0.ln_1.bias", *attention
+    ]
+    assert sum(parameter.numel for parameter in sharded.persistent) == 80
 
 
 def test_recomputed_blocks_gather_their_modules_once_more() -> None:

@@ -175,7 +175,7 @@ def config(scenario: Scenario) -> dict[str, Any]:
     tables say."""
     precision, options = scenario.precision, scenario.options
     zero = {field.name: getattr(options, field.name) for field in fields(options)}
-    checks = zero.pop("check_grad_overflow", False)
+    checks = zero.pop("check_grad_overflow", True)
     moved = {"device": "cpu", "pin_memory": scenario.offload.pin_memory}
     zero |= {f"offload_{OFFLOADED[state]}": moved for state in scenario.offload.states}
     return {

@@ -36,11 +36,11 @@ def write(scenario: Scenario) -> Exported:
     zero: dict[str, Any] = {"stage": STAGES[scenario.strategy]}
     if own:
         options = asdict(scenario.options)
-        check = options.pop("check_grad_overflow", False)
+        check = options.pop("check_grad_overflow", True)
         zero |= options
         said.say("strategy")
     else:
-        check = False
+        check = True
         said.but("strategy", f"{scenario.strategy} becomes DeepSpeed's stage {zero['stage']}, "
                              "whose buckets and order are its own")
     config["zero_optimization"] = zero
@@ -58,8 +58,8 @@ def _precision(scenario: Scenario, config: dict[str, Any], said: Said, *, check:
     dtype = DTYPE_NAMES[precision.parameters]
     if dtype in ("bf16", "fp16"):
         config[dtype] = {"enabled": True}
-        if check:
-            config[dtype]["check_grad_overflow"] = True
+        if dtype == "bf16" and not check:
+            config[dtype]["check_grad_overflow"] = False
     if precision.reduce != precision.parameters:
         config["communication_data_type"] = DTYPE_NAMES[precision.reduce]
     said.say("precision.parameters", "precision.reduce", "precision.master")

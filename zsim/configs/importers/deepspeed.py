@@ -12,6 +12,7 @@ from typing import Any
 
 from zsim.configs.config_keys import AUTO, ConfigKeys
 from zsim.configs.draft import Draft
+from zsim.strategies.deepspeed_engine.options import MOST_ELEMENTS
 
 CLIP_NORM = 1.0
 """Norm to which DeepSpeed clips by default since 0.19.3."""
@@ -28,7 +29,8 @@ BY_WIDTH: Mapping[str, Callable[[int], int]] = {
 }
 """transformers' rule for each size that is "auto", from the model's width."""
 SIZES = ("allgather_bucket_size",)
-SHARD_SIZES = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
+SHARD_SIZES = ("stage3_max_live_parameters", "stage3_max_reuse_distance",
+               "stage3_model_persistence_threshold")
 FLAGS = ("allgather_partitions", "overlap_comm", "contiguous_gradients", "reduce_scatter")
 UNSAID = "a checkpoint, a log or a check, which is no part of a step"
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "torchadam": "adamw",
@@ -84,7 +86,7 @@ def _sizes(zero: ConfigKeys, draft: Draft, *, stage: int) -> None:
     """Put the options that DeepSpeed's strategies have by the same names."""
     for key, rule in BY_WIDTH.items():
         if key.startswith("stage3") and stage < 3:
-            zero.ignore("an option of stage 3", key)
+            zero.ignore("an option of stage 3", key, key.removeprefix("stage3_"))
             continue
         name = _alias(zero, key)
         if zero.is_auto(name):
@@ -108,7 +110,7 @@ def _sizes(zero: ConfigKeys, draft: Draft, *, stage: int) -> None:
         draft.put("strategy.round_robin_gradients", zero.flag("round_robin_gradients"))
         zero.ignore("an option of stage 3", *SHARD_SIZES, "sub_group_size",
                     *(key.removeprefix("stage3_") for key in SHARD_SIZES),
-                    "zero_hpz_partition_size", "zero_quantized_weights")
+                    "zero_hpz_partition_size", "zero_quantized_weights", "enable_sanity_checks")
         return
     draft.put("strategy.zero_hpz_partition_size", zero.whole("zero_hpz_partition_size"))
     draft.put("strategy.zero_quantized_weights", zero.flag("zero_quantized_weights"))
@@ -117,7 +119,8 @@ def _sizes(zero: ConfigKeys, draft: Draft, *, stage: int) -> None:
         name = _alias(zero, key)
         if zero.is_auto(name):
             draft.ask(f"strategy.{key}", f'{key} is "auto", which transformers does not fill in')
-        draft.put(f"strategy.{key}", zero.whole(name))
+        size = zero.whole(name)
+        draft.put(f"strategy.{key}", None if size is None else min(size, MOST_ELEMENTS))
     group = zero.whole("sub_group_size")
     draft.put("strategy.sub_group_size", 1 if group == 0 else group)
 
@@ -134,8 +137,7 @@ def _unmodelled(zero: ConfigKeys) -> None:
         UNSAID, "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
         "stage3_gather_fp16_weights_on_model_save", "load_from_fp32_weights", "elastic_checkpoint",
         "pipeline_loading_checkpoint", "override_module_apply", "log_trace_cache_warnings",
-        "enable_sanity_checks", "ignore_unused_parameters", "legacy_stage1",
-        "model_persistence_threshold", "stage3_model_persistence_threshold",
+        "ignore_unused_parameters", "legacy_stage1",
     )
     reason = "zsim does not model it; --drop leaves it out"
     for key, default in (
@@ -146,7 +148,7 @@ def _unmodelled(zero: ConfigKeys) -> None:
         ("use_all_reduce_for_fetch_params", False), ("allgather_sequential", False),
         ("stage3_allgather_sequential", False), ("zero_quantized_nontrainable_weights", False),
         ("zero_quantized_gradients", False), ("zeropp_loco_param", None), ("zenflow", None),
-        ("leaf_module", None), ("mics_shard_size", -1),
+        ("leaf_module", None), ("mics_shard_size", -1), ("enable_sanity_checks", False),
         ("mics_hierarchical_params_gather", False), ("save_muon_momentum_buffer_in_memory", False),
     ):
         zero.only(key, default, unmodelled=reason)
@@ -208,7 +210,9 @@ def _precision(config: ConfigKeys, draft: Draft) -> None:
     draft.put("precision.parameters", dtype)
     for table in (*tables.values(), older):
         table.any("enabled")
-        draft.put("strategy.check_grad_overflow", table.flag("check_grad_overflow"))
+        if draft.get("strategy.name") in ("deepspeed1", "deepspeed2"):
+            draft.put("strategy.check_grad_overflow", table.flag("check_grad_overflow"))
+        table.ignore("an option of stages 1 and 2", "check_grad_overflow")
         for key in ("immediate_grad_update", "bf16_master_weights_and_grads",
                     "bf16_optimizer_states", "fp16_master_weights_and_grads"):
             table.only(key, False, unmodelled="it is not modelled")

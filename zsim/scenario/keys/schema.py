@@ -438,11 +438,12 @@ MEANINGS: Mapping[str, str] = {
     "stage3_max_reuse_distance": "Elements within which a parameter must be used again to stay "
                                  "whole.",
     "stage3_param_persistence_threshold": "Elements of the largest parameters that stay whole.",
+    "stage3_model_persistence_threshold": "Elements of all parameters that stay whole.",
     "stage3_module_granularity_threshold": "Leaf modules; only 0 is modelled.",
     "sub_group_size": "Elements that a rank's optimizer steps at a time.",
     "zero_hpz_partition_size": "Ranks over which copies of released parameters are sharded (hpZ).",
     "zero_quantized_weights": "Parameters are gathered in int8 (qwZ), which no run here confirms.",
-    "check_grad_overflow": "Two-byte gradients are searched for infinities before the step.",
+    "check_grad_overflow": "Gradients of bf16 are searched for infinities before the step.",
     "num_layers": "Blocks.",
     "hidden_size": "Width of the residual stream.",
     "num_heads": "Attention heads of each block.",

@@ -18,10 +18,6 @@ _SCALE = (
 )
 _OFFLOADED = 'this is the table offload: offload = { optimizer = "cpu", adam = "deepspeed" }'
 _PARAMETERS = 'this is offload.parameters = "cpu" of deepspeed3, beside offload.optimizer = "cpu"'
-_MODEL_BOUND = (
-    "zsim models the default, parameters that stay whole without a bound on their sum; leave it "
-    "out, or lower stage3_param_persistence_threshold"
-)
 _BOTH: Mapping[str, str] = {
     "communication_data_type": "this is precision.reduce",
     "gradient_clipping": "this is optimizer.clip_norm",
@@ -54,8 +50,10 @@ _BOTH: Mapping[str, str] = {
         "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save",
     ), _LOADED),
     **dict.fromkeys((
-        "ignore_unused_parameters", "log_trace_cache_warnings", "enable_sanity_checks",
+        "ignore_unused_parameters", "log_trace_cache_warnings",
     ), _CHECK),
+    "enable_sanity_checks": "broadcasts of stage 3 before each reduction, which are not modelled; "
+                            "leave it out",
     **dict.fromkeys((
         "grad_accum_dtype", "use_multi_rank_bucket_allreduce", "parameter_alignment",
         "compute_grad_norm", "override_module_apply", "zero_quantized_nontrainable_weights",
@@ -78,6 +76,5 @@ OF_SHARDS: Mapping[str, str] = {
     "round_robin_gradients": "an option of stages 1 and 2, which stage 3 does not read; leave it "
                              "out",
     "check_grad_overflow": "zsim models it at stages 1 and 2; leave it out",
-    "stage3_model_persistence_threshold": _MODEL_BOUND,
 }
 """Keys that stage 3 does not have."""

@@ -30,9 +30,9 @@ class ReplicaOptions:
     `reduce_bucket_size`: gradients reduced at a time, and the size of a buffer that each backward
     makes. `overlap_comm`: reductions run on a stream of their own, from two such buffers.
     `reduce_scatter`: gradients are averaged in slices by owner. `round_robin_gradients`: parameters
-    are dealt out to the parts of the flat buffer in turn. `check_grad_overflow`: two-byte gradients
-    are searched for infinities before the step; newer releases of 0.19 do by default. They all read
-    `allgather_partitions` and `allgather_bucket_size`, and gather the flat buffer at once.
+    are dealt out to the parts of the flat buffer in turn. `check_grad_overflow`: gradients of bf16
+    are searched for infinities before the step, as those of fp16 always are. All releases of 0.19
+    read `allgather_partitions` and `allgather_bucket_size`, and gather the flat buffer at once.
     """
 
     reduce_bucket_size: int = field(default=500_000_000, metadata=_SIZE)
@@ -42,7 +42,7 @@ class ReplicaOptions:
     contiguous_gradients: bool = True
     round_robin_gradients: bool = False
     reduce_scatter: bool = True
-    check_grad_overflow: bool = False
+    check_grad_overflow: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,7 @@ class ShardOptions:
       fewer than `stage3_max_live_parameters` are whole.
     - `stage3_max_reuse_distance`: parameters stay whole that are used again within it.
     - `stage3_param_persistence_threshold`: parameters of at most so many elements stay whole.
+    - `stage3_model_persistence_threshold`: elements of all those together, in the model's order.
     - `sub_group_size`: elements that the optimizer steps at a time.
     - `zero_hpz_partition_size`: ranks over which a copy of each released parameter is sharded, from
       which it is gathered until the step (hpZ of ZeRO++).
@@ -72,6 +73,7 @@ class ShardOptions:
     stage3_max_live_parameters: int = field(default=1_000_000_000, metadata=_SIZE)
     stage3_max_reuse_distance: int = field(default=1_000_000_000, metadata=_SIZE)
     stage3_param_persistence_threshold: int = field(default=100_000, metadata=_SIZE)
+    stage3_model_persistence_threshold: int = field(default=MOST_ELEMENTS, metadata=_SIZE)
     stage3_module_granularity_threshold: int = 0
     sub_group_size: int = field(default=1_000_000_000, metadata=_SIZE)
     zero_hpz_partition_size: int = 1

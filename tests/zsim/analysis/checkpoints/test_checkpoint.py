@@ -153,6 +153,20 @@ def test_deepspeeds_files_are_12_bytes_a_parameter_and_the_models_of_stages_1_an
     assert own.files[-1].name == "bf16_zero_pp_rank_7_mp_rank_00_optim_states.pt"
 
 
+@pytest.mark.parametrize(("strategy", "nbytes"), [
+    ({"name": "deepspeed3"}, 4 * 6_738_415_616 // 8 + 4),
+    ({"name": "deepspeed3", "sub_group_size": 1}, 4 * 32_000 * 4096 // 8),
+    ({"name": "deepspeed2"}, 2 * 6_738_415_616),
+], ids=["one sub-group", "one for each parameter", "the model of stage 2"])
+def test_deepspeeds_saves_hold_a_flat_buffer_at_a_time(
+    strategy: dict[str, Any], nbytes: int
+) -> None:
+    """A storage is copied whole by torch.save: a sub-group's at stage 3, that of all weights by
+    rank 0 at stages 1 and 2. A step counter is copied with the last one."""
+    own = checkpoint(scenario(format="deepspeed", strategy="deepspeed3").with_(strategy=strategy))
+    assert own.save.memory.host_bytes == nbytes
+
+
 def test_deepspeeds_loads_hold_a_ranks_own_file_and_the_models() -> None:
     own = checkpoint(scenario(strategy="zero2", format="deepspeed"))
     nbytes = {file.name: file.nbytes for file in own.files if file.rank == 0}

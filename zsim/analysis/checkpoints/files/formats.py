@@ -1,12 +1,14 @@
 """The files of each format of a checkpoint: their names, tensors and writers.
 
 DeepSpeed's files hold flat buffers of its own cut, whatever the strategy's. Stages 1 and 2 have one
-of all trained parameters, stage 3 one for each. Its file of stage 3's model has no weights.
+of all trained parameters. Stage 3 cuts each parameter by itself, and has one for each sub-group
+that the optimizer steps. Its file of stage 3's model has no weights.
 Source: DeepSpeed 0.19.8, runtime/engine.py and runtime/zero, as measured on gloo.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from zsim.analysis.checkpoints.files.dcp_plan import written
@@ -81,11 +83,23 @@ def rank_tensors(scenario: Scenario, state: TrainingState) -> tuple[tuple[StateT
     sharded = {part.name for part in state.parts if part.is_sharded}
     return tuple(
         tuple(
-            tensor for tensor in own
+            tensor for tensor in _sub_groups(state, own)
             if (tensor.key[0] in sharded and rank < state.num_shards) or rank == 0
         )
         for rank, own in enumerate(held)
     )
+
+
+def _sub_groups(state: TrainingState, own: tuple[StateTensor, ...]) -> Iterator[StateTensor]:
+    """The tensors of a rank, those of parameters that the optimizer counts together as one."""
+    flat = dict[tuple[str, int, int], int]()
+    numbers = dict[str, int]()
+    for (part, _, entry), tensor in zip(state.pairs(), own, strict=True):
+        number = numbers.get(part.name, -1) + entry.counts
+        numbers[part.name] = number
+        key = (part.name, number, tensor.key[2])
+        flat[key] = flat.get(key, 0) + tensor.nbytes
+    yield from (StateTensor(key=key, nbytes=nbytes) for key, nbytes in flat.items())
 
 
 def files(

@@ -61,9 +61,15 @@ class ShardedParameters(EngineLayout):
 
     @cached_property
     def persistent(self) -> tuple[Parameter, ...]:
-        """Parameters that stay whole from step to step."""
-        most = self.options.stage3_param_persistence_threshold
-        return tuple(p for p in self.every if p.numel <= most)
+        """Parameters that stay whole from step to step: small ones, until all have too many
+        elements. A later one may be small enough again."""
+        options, left = self.options, self.options.stage3_model_persistence_threshold
+        chosen = list[Parameter]()
+        for parameter in self.every:
+            if parameter.numel <= min(options.stage3_param_persistence_threshold, left):
+                chosen.append(parameter)
+                left -= parameter.numel
+        return tuple(chosen)
 
     @cached_property
     def sub_groups(self) -> tuple[tuple[Parameter, ...], ...]:
