@@ -116,7 +116,7 @@ def device_memory(scenario: Scenario, record: RunRecord) -> DeviceMemory | None:
     for a GPU without figures of its non-torch memory."""
     if record.interpreter != "simulator" or scenario.cluster.kind != "cuda":
         return None
-    from zsim.analysis.fit import assessed
+    from zsim.analysis import assessed
     from zsim.memory import fits
     from zsim.scenario.plan import planned
 
@@ -137,11 +137,11 @@ def device_memory(scenario: Scenario, record: RunRecord) -> DeviceMemory | None:
 
 def on_device(program: Program, scenario: Scenario, cluster: ClusterSpec) -> Program:
     """`program` with the driver's calls of a step that fills the device, as of
-    `zsim.memory.allocator.full_device`.
+    `zsim.memory.full_device`.
 
     Without figures of the GPU's non-torch memory it stays as it is.
     """
-    from zsim.memory.allocator import full_device
+    from zsim.memory import full_device
 
     try:
         return full_device.on_device(program, scenario, cluster)
@@ -285,7 +285,7 @@ def why(run: Run) -> Why:
 def simulated_step(scenario: Scenario) -> tuple[Program, Timeline]:
     """The Program of the scenario on its own cluster, with its faults, and its simulated times."""
     from zsim.engine.costs.op_costs import Costs
-    from zsim.engine.faults.faulty_step import simulate_faulty_step
+    from zsim.engine.faulty_step import simulate_faulty_step
     from zsim.scenario.plan import plan
 
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)

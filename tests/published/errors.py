@@ -17,7 +17,7 @@ from zsim.calibration import collectives
 from zsim.calibration.accuracy import percentile
 from zsim.calibration.collectives import Prediction
 from zsim.calibration.data import table
-from zsim.calibration.data.records import Collective
+from zsim.calibration.records import Collective
 from zsim.calibration.row_predictions import Predicted, Size, predictions, size_of
 
 SLOW = "vtrain_megatron_ds_a100.csv"

@@ -20,8 +20,8 @@ from typing import Any
 from tests.published.convert import TABLES
 from zsim.calibration.collectives import group_of
 from zsim.calibration.data import table
-from zsim.calibration.data.records import Collective
 from zsim.calibration.fitting.fit_steps import solver
+from zsim.calibration.records import Collective
 from zsim.calibration.row_predictions import size_of
 from zsim.cluster.cluster import Generation
 from zsim.cluster.collectives.nccl import durations

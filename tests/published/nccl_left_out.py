@@ -13,7 +13,7 @@ from typing import Literal
 
 from tests.published.nccl_fit import source_of, without_generation, without_source
 from zsim.calibration.collectives import Prediction, group_of, predict
-from zsim.calibration.data.records import Collective
+from zsim.calibration.records import Collective
 from zsim.cluster.collectives.nccl.curves import CURVES
 
 LeftOut = Literal["source", "generation"]

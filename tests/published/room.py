@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tests.published.convert import TABLES, Row, cell, nanotron
 from tests.published.errors import STEPS
 from zsim.calibration.data import table
-from zsim.calibration.data.records import Step
+from zsim.calibration.records import Step
 from zsim.memory.fits import FitsVerdict, MemoryVerdict, assess
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario

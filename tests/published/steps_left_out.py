@@ -21,9 +21,9 @@ from pathlib import Path
 from tests.published.convert import TABLES
 from zsim.calibration.data import table
 from zsim.calibration.data.model_identity import model_of
-from zsim.calibration.data.records import Step
 from zsim.calibration.fitting import fit_steps
 from zsim.calibration.fitting.fit_steps import Case
+from zsim.calibration.records import Step
 from zsim.calibration.row_predictions import Predicted, predictions
 from zsim.cluster.devices import Device, load_device
 from zsim.engine.costs.op_costs import Costs

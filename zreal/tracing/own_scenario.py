@@ -14,7 +14,7 @@ from zsim import strategies
 from zsim.autograd.traced.model import TracedModel
 from zsim.errors import ArgumentError, ScenarioError
 from zsim.models.training_options import Device
-from zsim.scenario import offload_checks
+from zsim.scenario.checks import offload_checks
 from zsim.scenario.scenario import Scenario
 
 INSIDE = (

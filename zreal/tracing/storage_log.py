@@ -23,7 +23,7 @@ from zreal.tracing.fakes.dtype_checks import require_one_dtype
 from zreal.tracing.fakes.known_values import KnownValues
 from zreal.tracing.fakes.real_layouts import call
 from zreal.tracing.kernels import base_name, kernel, tensors, written
-from zsim.autograd.lowering.lowered import Accumulated
+from zsim.autograd.lowered import Accumulated
 from zsim.ir.ops import Kernel
 from zsim.models.training_options import Device
 

@@ -20,7 +20,7 @@ from zreal.tracing.storage_log import Born, CalledAgain, Died, Entry, Place, Rec
 from zreal.tracing.units.gathered import require_gathered
 from zreal.tracing.units.stretches import Stretch, stretches_of
 from zreal.tracing.units.unit_hooks import Visit
-from zsim.autograd.lowering.lowered import (
+from zsim.autograd.lowered import (
     Accumulated,
     Computation,
     InnerCall,

@@ -35,7 +35,7 @@ from zreal.tracing.storage_log import StorageLog
 from zreal.tracing.to_model import TracedStep, traced_model, traced_otherwise
 from zreal.tracing.units.param_groups import UnitChoice, total
 from zreal.tracing.watched_step import WatchedStep, steady
-from zsim.autograd.lowering.lowered import LoweredModule, UnitHooks
+from zsim.autograd.lowered import LoweredModule, UnitHooks
 from zsim.autograd.traced.model import (
     DEVICES,
     HookVariant,

@@ -26,7 +26,7 @@ from zreal.tracing.module_values import cast_floats, tensors_in
 from zreal.tracing.storage_log import Born, Place, StorageLog
 from zreal.tracing.units.fsdp1_views import RunViews
 from zreal.tracing.units.unit_hooks import Boundaries
-from zsim.autograd.lowering.lowered import UnitHooks
+from zsim.autograd.lowered import UnitHooks
 from zsim.io.units import format_bytes
 from zsim.models.training_options import Precision
 

@@ -13,15 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from zsim.analysis import assessed
 from zsim.analysis.alternatives import changes, dropped
-from zsim.analysis.fit import assessed
 from zsim.io.system.parallel import mapped
 from zsim.io.units import format_bytes
 from zsim.ir.program import Program
-from zsim.memory.allocator.full_device import with_calls
 from zsim.memory.fits import FitsVerdict, MemoryVerdict, assess
+from zsim.memory.full_device import with_calls
 from zsim.runs.step_time import StepTime, step_time
-from zsim.scenario import refusals
+from zsim.scenario.checks import refusals
 from zsim.scenario.plan import Planned
 from zsim.scenario.scenario import Scenario
 

@@ -17,13 +17,13 @@ from zsim.engine.costs.op_costs import Costs
 from zsim.engine.faults.draws import expected_largest
 from zsim.engine.faults.fault import Fault, Jitter
 from zsim.engine.faults.faulty_program import faulty_program
-from zsim.engine.faults.faulty_step import simulate_faulty_step
+from zsim.engine.faulty_step import simulate_faulty_step
 from zsim.engine.simulate_step import prepared_step, simulate_step, timeline_of
 from zsim.errors import ArgumentError
 from zsim.io.arguments import described
 from zsim.io.units import counted, format_time
 from zsim.ir.gc_pause import uncollected
-from zsim.memory.allocator.full_device import filled
+from zsim.memory.full_device import filled
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.scenario_argument import require_scenario

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from zsim.autograd.aten.call import Call
 from zsim.autograd.gradients import GradientPart
-from zsim.autograd.lowering.lowered import NodeOver, ParameterGradient
+from zsim.autograd.lowered import NodeOver, ParameterGradient
 from zsim.autograd.values import Values
 from zsim.ir.ops import Free
 

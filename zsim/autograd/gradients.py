@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from zsim.autograd.aten.call import Call
-from zsim.autograd.lowering.lowered import SUM_OF_GRADIENTS, ParameterGradient
+from zsim.autograd.lowered import SUM_OF_GRADIENTS, ParameterGradient
 from zsim.autograd.storages import Storages
 
 GradientPart = tuple[str, str]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from zsim.autograd.aten.call import Call
 from zsim.autograd.checkpoint_regions import Region
-from zsim.autograd.lowering.lowered import HostCopies
+from zsim.autograd.lowered import HostCopies
 from zsim.autograd.values import Values
 from zsim.ir.ops import PAGEABLE, Alloc, Free, HostAlloc, Kernel, MemoryEvent
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from zsim.autograd.aten.call import Call
 from zsim.autograd.checkpoint_regions import OperatorCalls, Region, packs_its_output
-from zsim.autograd.lowering.lowered import InnerCall
+from zsim.autograd.lowered import InnerCall
 from zsim.autograd.values import Values, dead_after, last_uses
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from zsim.autograd.lowering.lowered import TapeEvent
+from zsim.autograd.lowered import TapeEvent
 from zsim.ir.ops import Alloc, Free
 
 

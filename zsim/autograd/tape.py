@@ -17,7 +17,7 @@ from zsim.autograd.backward_node import differentiate
 from zsim.autograd.checkpoint_regions import OperatorCalls, Region
 from zsim.autograd.gradients import Gradients
 from zsim.autograd.host_copies import Crossings, InputsOnHost, SavedOnHost
-from zsim.autograd.lowering.lowered import NO_COPIES, HostCopies, Recomputed, storage_events
+from zsim.autograd.lowered import NO_COPIES, HostCopies, Recomputed, storage_events
 from zsim.autograd.recomputation import recompute
 from zsim.autograd.storages import Storages
 from zsim.autograd.values import Values, dead_after, last_uses

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import StatisticsError, correlation, linear_regression, mean, median, quantiles
 
 from zsim.calibration.data import measurements
-from zsim.calibration.data.records import (
+from zsim.calibration.records import (
     Collective,
     Impossible,
     MeasurementError,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zsim.calibration.data.records import Collective, Skipped
 from zsim.calibration.nccl_tests.log_row import LogRow
+from zsim.calibration.records import Collective, Skipped
 from zsim.cluster.cluster import ClusterSpec, clusters, load_cluster
 from zsim.cluster.collectives.nccl.communicator import CurveProvenance
 from zsim.cluster.collectives.nccl.constants import TORCH_US

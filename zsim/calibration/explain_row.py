@@ -7,8 +7,8 @@ from typing import Any
 
 from zsim.calibration import memory_pressure
 from zsim.calibration.collectives import group_of, predict
-from zsim.calibration.data.records import Collective, Skipped, Step
 from zsim.calibration.data.table import OR
+from zsim.calibration.records import Collective, Skipped, Step
 from zsim.cluster.collectives.nccl.estimate import channels
 from zsim.cluster.collectives.nccl.tuner import bus_factor
 from zsim.errors import ZsimError

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from zsim.calibration.data.records import Collective, Impossible, Step
+from zsim.calibration.records import Collective, Impossible, Step
 from zsim.cluster.capacity import LeastTime, least
 from zsim.cluster.cluster import ClusterSpec
 from zsim.io.units import format_bytes

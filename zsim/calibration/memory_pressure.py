@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from zsim.errors import Caveat
 from zsim.io.units import format_bytes
 from zsim.ir.program import Program
-from zsim.memory.allocator.full_device import may_be_full, with_calls
 from zsim.memory.fits import MemoryVerdict, assess
+from zsim.memory.full_device import may_be_full, with_calls
 from zsim.scenario.plan import Planned
 from zsim.scenario.scenario import Scenario
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.calibration import collectives, impossible, memory_pressure
-from zsim.calibration.data.records import Collective, Impossible, Skipped, Step, middle
+from zsim.calibration.records import Collective, Impossible, Skipped, Step, middle
 from zsim.cluster.collectives.nccl.bands import LARGE, MIDDLE
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.error_bands import step_shares, widened

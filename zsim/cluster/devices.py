@@ -93,7 +93,7 @@ class Device:
 
     The start of a kernel takes `kernel` nanoseconds. A host with `launch_queue` kernels pending
     waits (0: it never does). Beside a collective, kernels lose the share `interference` of what it
-    takes (`zsim.engine.contention.interference`). The collective itself loses the share
+    takes (`zsim.engine.costs.interference`). The collective itself loses the share
     `collective_interference` of the time in which kernels run beside it. With each doubling of
     nodes a step waits `straggler` longer for the slowest rank. An empty `attention` means that
     products do its work.

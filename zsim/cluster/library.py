@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from zsim.cluster.cluster import ClusterSpec, Path
-    from zsim.cluster.collectives.ring import RingStep
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """`source` sends `nbytes` to `destination`; ranks are numbered within the group."""
+
+    source: int
+    destination: int
+    nbytes: int
+
+
+RingStep = tuple[Send, ...]
 
 
 class BytesSent(Protocol):

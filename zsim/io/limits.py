@@ -3,7 +3,7 @@ long numbers.
 
 The standard TOML parser takes time quadratic in the depth of a dotted key, and recurses into nested
 brackets. Both are bounded here by one linear scan of the text. This module knows text and numbers
-only; zsim.scenario.work_limits bounds the cost of a simulation.
+only; zsim.scenario.checks.work_limits bounds the cost of a simulation.
 """
 
 from __future__ import annotations

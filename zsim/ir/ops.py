@@ -167,7 +167,7 @@ class Op:
     parameters it needs (none where parameters are never sharded). The op's allocations and frees
     are in `memory`, in the order in which the host makes them. Those of host memory, for offloaded
     states, are in `host`. Counts of `micro_batch` begin at 0. Its `driver_calls` follow from the
-    device (`zsim.memory.allocator.full_device`), so that a Program's text has none.
+    device (`zsim.memory.full_device`), so that a Program's text has none.
     """
 
     index: Final[int]

@@ -115,7 +115,7 @@ class Program:
     ranks: tuple[RankProgram, ...]
     assignment: tuple[int, ...] = field(repr=False)
     room: Room = "enough"
-    """Room of the device that it runs on, as `zsim.memory.allocator.full_device` says. It follows
+    """Room of the device that it runs on, as `zsim.memory.full_device` says. It follows
     from the device, as the driver's calls do, so that a Program's text has neither."""
 
     def of_rank(self, rank: int) -> RankProgram:

@@ -15,7 +15,7 @@ from zsim.memory import waterfall
 from zsim.report.memory_walk import MemoryWalk, Owner, thinned, walk
 from zsim.report.sides import ReportSide, SimulatedStep
 from zsim.report.timeline_tables import Table, Words
-from zsim.scenario import refusals
+from zsim.scenario.checks import refusals
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES

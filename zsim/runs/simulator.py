@@ -16,7 +16,7 @@ from zsim.engine import error_bands
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.faults.arrivals import late_ranks
 from zsim.engine.faults.fault import FAULT_KINDS, Jitter
-from zsim.engine.faults.faulty_step import simulate_faulty_step, told_of
+from zsim.engine.faulty_step import simulate_faulty_step, told_of
 from zsim.engine.folding import in_step_off_device
 from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline, Times

@@ -32,12 +32,12 @@ from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch, Dtype, Offload, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.scenario import tables as scenario_tables
+from zsim.scenario.checks.work_limits import Work, work
 from zsim.scenario.derived_tables import in_step
 from zsim.scenario.expect import Expectation
 from zsim.scenario.keys.table_checks import each_key_once, faults_of, parts, strategy_of
 from zsim.scenario.parts.assemble import assemble
 from zsim.scenario.tables import Table
-from zsim.scenario.work_limits import Work, work
 from zsim.strategies import STRATEGIES
 
 OUTSIDE_THE_TRAINING = (

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.autograd.lowering.lowered import InnerCall
+from zsim.autograd.lowered import InnerCall
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program, RankProgram
 from zsim.ir.sharding import shard_size
@@ -31,7 +31,6 @@ from zsim.strategies.building.step_builder import StepBuilder, rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.deepspeed_engine import config_keys
 from zsim.strategies.deepspeed_engine import options as engine_options
-from zsim.strategies.deepspeed_engine.offload.sharded import OffloadedShardedStep, pinned
 from zsim.strategies.deepspeed_engine.options import ShardOptions
 from zsim.strategies.deepspeed_engine.shards.construction import construction
 from zsim.strategies.deepspeed_engine.shards.coordinator import Coordinator
@@ -42,6 +41,7 @@ from zsim.strategies.deepspeed_engine.shards.module_calls import (
     Returned,
     module_calls,
 )
+from zsim.strategies.deepspeed_engine.shards.offloaded_step import OffloadedShardedStep, pinned
 from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters, sub_group_starts
 from zsim.strategies.deepspeed_engine.shards.step import ShardedStep
 from zsim.strategies.strategy import Formula, Strategy

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from zsim.autograd.lowering.lowered import LoweredModule
+from zsim.autograd.lowered import LoweredModule
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Op
 from zsim.ir.program import Program, RankProgram

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from zsim.autograd.lowering.lowered import UnitHooks
+from zsim.autograd.lowered import UnitHooks
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.models.spec import ModelSpec, ParamGroup

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from zsim.autograd.lowering.lowered import LoweredModule
+from zsim.autograd.lowered import LoweredModule
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.models.spec import ModelSpec

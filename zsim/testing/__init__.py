@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from zsim.testing.laws import check_laws as check_laws
     from zsim.testing.laws import law as law
+    from zsim.testing.plugin.zero import Zero as Zero
     from zsim.testing.sharding import ShardLawError as ShardLawError
     from zsim.testing.sharding import check_sharding as check_sharding
     from zsim.testing.units import assert_units as assert_units
-    from zsim.testing.zero import Zero as Zero
 
 _MODULES = {
-    "ShardLawError": "zsim.testing.sharding", "Zero": "zsim.testing.zero",
+    "ShardLawError": "zsim.testing.sharding", "Zero": "zsim.testing.plugin.zero",
     "assert_units": "zsim.testing.units", "check_laws": "zsim.testing.laws",
     "check_sharding": "zsim.testing.sharding", "law": "zsim.testing.laws",
 }

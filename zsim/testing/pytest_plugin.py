@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zsim.scenario.scenario import Scenario
     from zsim.testing.case import BackendCase
     from zsim.testing.plugin.settings import SessionOptions
-    from zsim.testing.zero import Zero
+    from zsim.testing.plugin.zero import Zero
 
 OPTIONS = {
     "backend": ("NAME,…", "backends of scenario files and of tests whose marker names none: sim "
@@ -82,8 +82,8 @@ def _settings(config: pytest.Config) -> SessionOptions:
     """The options of the session, read when they are first needed; UsageError for a mistake."""
     if SETTINGS not in config.stash:
         from zsim.errors import ZsimError
-        from zsim.testing.artifacts import Logs
         from zsim.testing.plugin import settings
+        from zsim.testing.plugin.artifacts import Logs
         from zsim.testing.plugin.session_summary import Summary
 
         def text_of(name: str) -> str:
@@ -222,7 +222,7 @@ def _zero_compares() -> None:
 @pytest.fixture
 def zero(request: pytest.FixtureRequest, _zero_case: BackendCase | None) -> Zero:
     """The scenario of the test on the backend of its id: `zero.run(scenario)` gives a Run."""
-    from zsim.testing.zero import opened
+    from zsim.testing.plugin.zero import opened
 
     return opened(request.node, _zero_case, _settings(request.config))
 

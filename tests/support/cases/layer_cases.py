@@ -18,7 +18,7 @@ from zsim.engine.simulate_step import (
     timeline_of,
     timeline_of_few,
 )
-from zsim.memory.allocator.full_device import filled
+from zsim.memory.full_device import filled
 from zsim.scenario.plan import planned
 
 RECURRING = ("fsdp2", "hsdp", "fsdp1", "ddp", "zero1", "zero2", "zero3")

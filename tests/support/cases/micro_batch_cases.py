@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import zsim
 from tests.support.cases.situations import cases
-from zsim.analysis.fit.assessed import drafted_of_few, of_planned
+from zsim.analysis.assessed import drafted_of_few, of_planned
 from zsim.scenario.plan import planned
 from zsim.testing.strategies.tables import STRATEGIES
 

@@ -13,7 +13,7 @@ from zsim.engine.costs.op_costs import Costs
 from zsim.engine.faults.fault import AT_OPS, FailingRank, LostLink, ReorderedCollective
 from zsim.engine.faults.fault_delays import fault_delays
 from zsim.engine.faults.faulty_program import faulty_program
-from zsim.engine.faults.faulty_step import UNNOTICED
+from zsim.engine.faulty_step import UNNOTICED
 from zsim.errors import DeadlockError
 from zsim.models.training_options import Offload
 from zsim.scenario.plan import planned

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from zsim.engine.contention.interference import KernelLoss
+from zsim.engine.costs.interference import KernelLoss
 from zsim.engine.execution import EAGER, Execution
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from zsim.autograd.lowered import Computation, LoweredModule
 from zsim.autograd.lowering.lower_model import lower
-from zsim.autograd.lowering.lowered import Computation, LoweredModule
 from zsim.engine.simulate import simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import MOVE_GRADIENT, Kernel, Op

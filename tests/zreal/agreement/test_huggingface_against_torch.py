@@ -21,8 +21,8 @@ from zreal.backends import requirements
 from zreal.modules import modules
 from zreal.modules.numerics import batches
 from zreal.tracing.trace import trace
+from zsim.autograd.lowered import Accumulated, NodeOver, Recomputed
 from zsim.autograd.lowering.lower_model import lower
-from zsim.autograd.lowering.lowered import Accumulated, NodeOver, Recomputed
 from zsim.errors import BackendUnavailableError, ScenarioError
 from zsim.ir.ops import Alloc, Free
 from zsim.models.families import huggingface

@@ -18,8 +18,8 @@ from zreal import torch_private
 from zreal.modules import modules
 from zreal.modules.numerics import batches
 from zreal.tracing.trace import trace
+from zsim.autograd.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient
 from zsim.autograd.lowering.lower_model import lower
-from zsim.autograd.lowering.lowered import Accumulated, LoweredModule, NodeOver, ParameterGradient
 from zsim.autograd.traced.model import TracedModel, TracedModelError
 from zsim.autograd.traced.traced_file import dump, parse
 from zsim.ir.ledger_replay import replay

@@ -13,7 +13,7 @@ from tests.support.cases.sampling import one_in
 from tests.zreal.tracing.operators.split_nodes import NUM_UNITS, SPLIT, rows
 from tests.zreal.tracing.test_user_modules_traced import differences
 from zreal.tracing.trace import trace
-from zsim.autograd.lowering.lowered import Accumulated, ParameterGradient
+from zsim.autograd.lowered import Accumulated, ParameterGradient
 from zsim.autograd.traced.model import TracedModel
 
 UNITS = [f"layers.{index}" for index in range(NUM_UNITS)]

@@ -22,8 +22,8 @@ from tests.zreal.tracing.user_modules import CASES, HALF_OF_PAIRS, SOME_PAIRS, C
 from zreal import torch_private
 from zreal.meters.memory import MemoryMeter
 from zreal.tracing.trace import trace
+from zsim.autograd.lowered import Accumulated, Recomputed
 from zsim.autograd.lowering.lower_model import lower
-from zsim.autograd.lowering.lowered import Accumulated, Recomputed
 from zsim.autograd.traced.model import TracedModel
 from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 import zsim
 from tests.support.cases.micro_batch_cases import outcome, with_micro_batches
-from zsim.analysis.fit.assessed import drafted_of_few, figures, of_planned
+from zsim.analysis.assessed import drafted_of_few, figures, of_planned
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.equal_micro_batches import FEWEST, fourth_micro_batch, repeated
 from zsim.ir.ops import Kernel

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from zsim.autograd.lowered import LoweredModule
 from zsim.autograd.lowering.lower_model import lower
 from zsim.autograd.lowering.lower_module import lower_each
-from zsim.autograd.lowering.lowered import LoweredModule
 from zsim.errors import ScenarioError
 from zsim.ir.ops import Alloc, Free
 from zsim.models.families import gpt, mlp

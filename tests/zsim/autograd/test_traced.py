@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from zsim.analysis.alternatives import changes
 from zsim.analysis.fit.fit import ways
+from zsim.autograd.lowered import LoweredModule, UnitHooks
 from zsim.autograd.lowering.lower_model import loss_buffers, lower
-from zsim.autograd.lowering.lowered import LoweredModule, UnitHooks
 from zsim.autograd.traced import traced_file
 from zsim.autograd.traced.model import (
     FAMILY,

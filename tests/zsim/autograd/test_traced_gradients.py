@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.zsim.autograd.test_traced import BATCH, MODEL
-from zsim.autograd.lowering.lowered import Accumulated, LoweredModule, ParameterGradient, TapeEvent
+from zsim.autograd.lowered import Accumulated, LoweredModule, ParameterGradient, TapeEvent
 from zsim.autograd.traced.model import TracedModel, check
 from zsim.autograd.traced.traced_file import dump, parse
 from zsim.errors import ZsimError

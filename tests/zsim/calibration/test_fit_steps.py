@@ -18,10 +18,9 @@ from tests.support.folders import PUBLISHED, SCENARIOS
 from tests.zsim.calibration.tables import GATHER, STEP, table
 from zsim.calibration.collectives import predict
 from zsim.calibration.data.model_identity import model_of
-from zsim.calibration.data.records import Collective, Step
 from zsim.calibration.data.table import read
 from zsim.calibration.fitting import fit_collectives, fit_steps, write_cluster
-from zsim.calibration.fitting.fit_steps import CalibrationError
+from zsim.calibration.records import CalibrationError, Collective, Step
 from zsim.cli import main
 from zsim.cluster.cluster import MeasuredCurve, load_cluster
 from zsim.cluster.collectives.nccl.curves import CURVES

@@ -13,7 +13,7 @@ from tests.zsim.calibration.tables import GATHER, STEP, table
 from tests.zsim.calibration.test_fit_steps import nccl_text, slower
 from zsim.calibration import accuracy, impossible
 from zsim.calibration.data import table as tables
-from zsim.calibration.data.records import Collective
+from zsim.calibration.records import Collective
 from zsim.cli import main
 
 LARGE = GATHER | {"bytes": "1 GiB", "measured.time": "2700 us"}

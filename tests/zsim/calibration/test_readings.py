@@ -8,9 +8,9 @@ import pytest
 
 from tests.zsim.calibration.tables import STEP, table
 from zsim.calibration import explain_row
-from zsim.calibration.data.records import Step, TableError
 from zsim.calibration.data.table import read
 from zsim.calibration.fitting import fit_steps
+from zsim.calibration.records import Step, TableError
 from zsim.calibration.row_predictions import Predicted, predictions
 
 KERNELS = "execution.attention_kernels"

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.published.convert import TABLES
 from tests.support.folders import ROOT, SCENARIOS
 from tests.zsim.calibration.tables import GATHER, STEP, table
-from zsim.calibration.data import records
-from zsim.calibration.data.records import Collective, MeasurementError, Step, TableError
+from zsim.calibration import records
 from zsim.calibration.data.table import parse, read
+from zsim.calibration.records import Collective, MeasurementError, Step, TableError
 from zsim.cli import main
 from zsim.scenario.scenario import load
 

@@ -23,8 +23,8 @@ from zsim.memory.fits import assess_program
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.waterfall import formula_bytes, formula_text, num_trained, state_bytes, waterfall
 from zsim.scenario import plan
+from zsim.scenario.checks.refusals import problems
 from zsim.scenario.plan import planned
-from zsim.scenario.refusals import problems
 from zsim.scenario.scenario import Scenario, parse
 
 GPT = (

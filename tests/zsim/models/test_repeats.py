@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from zsim.autograd.lowering.lowered import ParameterGradient
+from zsim.autograd.lowered import ParameterGradient
 from zsim.errors import ScenarioError
 from zsim.ir.ops import Alloc
 from zsim.scenario.flops import model_flops

@@ -142,7 +142,7 @@ def test_the_default_clusters_exist():
 
 
 def test_all_ranks_of_too_large_a_scenario_are_refused(monkeypatch):
-    monkeypatch.setattr("zsim.scenario.work_limits.MAX_WORK", 19)
+    monkeypatch.setattr("zsim.scenario.checks.work_limits.MAX_WORK", 19)
     with pytest.raises(WorkError, match="take fewer of one of them"):
         simulated("parity/fsdp2-gpt-4", all_ranks=True)
 

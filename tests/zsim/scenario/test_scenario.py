@@ -15,7 +15,8 @@ from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import Batch, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
-from zsim.scenario import refusals, scenario
+from zsim.scenario import scenario
+from zsim.scenario.checks import refusals
 from zsim.scenario.keys import reference, schema, table_checks
 from zsim.scenario.plan import plan
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.support.cases.sampling import WHOLE
 from zsim import api
 from zsim.errors import ScenarioError
+from zsim.scenario.checks.work_limits import MANY_TIMES, Work
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
-from zsim.scenario.work_limits import MANY_TIMES, Work
 from zsim.strategies import STRATEGIES
 from zsim.testing.strategies.tables import model_tables
 

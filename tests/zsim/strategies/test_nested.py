@@ -9,8 +9,8 @@ from zsim.analysis.alternatives import moved
 from zsim.analysis.fit.fit import ways
 from zsim.errors import ScenarioError
 from zsim.models.wrapping import Wrapping, wrapped
+from zsim.scenario.checks.refusals import problems
 from zsim.scenario.plan import plan
-from zsim.scenario.refusals import problems
 from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies.building.parameters import named_parameters
 

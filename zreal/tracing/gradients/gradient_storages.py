@@ -10,7 +10,7 @@ from zreal.tracing.errors import UntraceableError
 from zreal.tracing.gradients.engine_sums import Lives
 from zreal.tracing.gradients.parameter_gradients import ParameterGradients
 from zreal.tracing.storage_log import Born, Entry, Place
-from zsim.autograd.lowering.lowered import Accumulated
+from zsim.autograd.lowered import Accumulated
 from zsim.models.spec import without_run
 from zsim.models.training_options import DTYPE_NBYTES, Dtype
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from zreal.tracing.storage_log import StorageLog
-from zsim.autograd.lowering.lowered import Accumulated
+from zsim.autograd.lowered import Accumulated
 
 
 class ParameterGradients:

@@ -26,7 +26,7 @@ from zreal.tracing.gradients.parameter_gradients import nodes
 from zreal.tracing.module_values import cast_floats, mapped, tensors_in
 from zreal.tracing.storage_log import CalledAgain, Died, Place, StorageLog
 from zreal.tracing.units.fsdp1_views import RunViews
-from zsim.autograd.lowering.lowered import UnitHooks
+from zsim.autograd.lowered import UnitHooks
 from zsim.models.spec import ROOT
 
 

@@ -25,7 +25,7 @@ from zsim.errors import ScenarioError
 from zsim.ir.host_ledger import replay_host
 from zsim.ir.ledger_replay import replay
 from zsim.ir.program import Program
-from zsim.scenario import checkpoint_checks
+from zsim.scenario.checks import checkpoint_checks
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zsim.analysis.checkpoints.files.pieces import Files
+from zsim.analysis.checkpoints.pieces import Files
 from zsim.errors import ZsimError
 from zsim.ir.sharding import Interval, Piece
 
@@ -44,7 +44,7 @@ def reads(saved: Files, wanted: Files) -> tuple[Read, ...]:
 
     CheckpointError names the first elements that are in no file.
 
-    >>> from zsim.analysis.checkpoints.files.pieces import by_rows
+    >>> from zsim.analysis.checkpoints.pieces import by_rows
     >>> [(r.rank, r.file, r.interval.numel) for r in reads(by_rows([(4,)], 2), by_rows([(4,)], 3))]
     [(0, 0, 2), (1, 1, 2)]
     """

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from zsim.analysis.checkpoints.files.pieces import Files, by_rows, everywhere, flat
+from zsim.analysis.checkpoints.pieces import Files, by_rows, everywhere, flat
 from zsim.ir.sharding import Dim0Layout, shard_size
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES

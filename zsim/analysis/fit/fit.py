@@ -25,9 +25,9 @@ from zsim.ir.mesh import Mesh
 from zsim.memory.fits import MemoryVerdict
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.runs import fault_support
-from zsim.scenario import refusals
+from zsim.scenario.checks import refusals
+from zsim.scenario.checks.work_limits import MANY_TIMES
 from zsim.scenario.scenario import Scenario
-from zsim.scenario.work_limits import MANY_TIMES
 from zsim.strategies import LADDER, STRATEGIES, OptionValue
 
 MUCH_FASTER = 1.02

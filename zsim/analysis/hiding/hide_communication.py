@@ -37,13 +37,13 @@ from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline
 from zsim.io.units import format_bytes
-from zsim.memory.allocator.full_device import filled
 from zsim.memory.fits import FitsVerdict, assess
+from zsim.memory.full_device import filled
 from zsim.models import wrapping
-from zsim.scenario import refusals
+from zsim.scenario.checks import refusals
+from zsim.scenario.checks.work_limits import MANY_TIMES
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario
-from zsim.scenario.work_limits import MANY_TIMES
 
 HIDDEN = 0.01
 """Communication counts as hidden when less than this share of the step is exposed, besides the

@@ -16,11 +16,11 @@ from zsim.errors import ScenarioError
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Op
 from zsim.ir.program import Program
-from zsim.memory.allocator.full_device import filled
+from zsim.memory.full_device import filled
 from zsim.models import wrapping
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.runs.step_time import step_time
-from zsim.scenario import refusals
+from zsim.scenario.checks import refusals
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES, wrapped

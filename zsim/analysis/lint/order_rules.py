@@ -11,7 +11,7 @@ from zsim.analysis.lint.case import LintCase
 from zsim.analysis.lint.finding import LintFinding, compared
 from zsim.errors import shown
 from zsim.io.units import format_bytes
-from zsim.scenario import refusals
+from zsim.scenario.checks import refusals
 
 NO_FASTER = 0.001
 """Share of a step that prefetch must save to be of help."""

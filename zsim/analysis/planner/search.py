@@ -12,7 +12,7 @@ from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
-from zsim.analysis.fit import assessed
+from zsim.analysis import assessed
 from zsim.analysis.fit.fit import MUCH_FASTER
 from zsim.analysis.planner.bounds import Bounds, bounds_of
 from zsim.analysis.planner.option import Option

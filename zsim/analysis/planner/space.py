@@ -15,7 +15,7 @@ from zsim.analysis.fit import fit
 from zsim.analysis.sweep.axes import Axes, axes_of, changes_of
 from zsim.errors import ArgumentError, ScenarioError
 from zsim.io.units import counted
-from zsim.scenario import refusals
+from zsim.scenario.checks import refusals
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.tables import in_line
 from zsim.strategies import LADDER, STRATEGIES

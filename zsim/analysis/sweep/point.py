@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from zsim.analysis.fit.assessed import figures
+from zsim.analysis.assessed import figures
 from zsim.analysis.sweep.axes import changes_of
 from zsim.errors import ScenarioError, ZsimError
 from zsim.runs import metrics

@@ -14,8 +14,7 @@ from functools import partial
 from operator import attrgetter
 
 from zsim.autograd import tape
-from zsim.autograd.lowering import lower_module
-from zsim.autograd.lowering.lowered import (
+from zsim.autograd.lowered import (
     NO_COPIES,
     Computation,
     HostCopies,
@@ -24,6 +23,7 @@ from zsim.autograd.lowering.lowered import (
     TapeEvent,
     UnitHooks,
 )
+from zsim.autograd.lowering import lower_module
 from zsim.autograd.traced.model import TracedModel
 from zsim.ir.buffers import Buffer, start_of
 from zsim.ir.ops import Alloc, Free, HostAlloc

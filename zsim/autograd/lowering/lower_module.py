@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from zsim.autograd.aten.call import Call
 from zsim.autograd.checkpoint_regions import OperatorCalls
-from zsim.autograd.lowering.lowered import (
+from zsim.autograd.lowered import (
     Computation,
     HostCopies,
     LoweredModule,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from zsim.autograd.lowering.lowered import (
+from zsim.autograd.lowered import (
     Accumulated,
     InnerCall,
     LoweredModule,

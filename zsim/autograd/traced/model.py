@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from zsim.autograd.lowering.lowered import NOTHING, LoweredModule, UnitHooks
+from zsim.autograd.lowered import NOTHING, LoweredModule, UnitHooks
 from zsim.errors import ZsimError
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Strict, Tag, TypeAdapter
 
-from zsim.autograd.lowering import lowered
-from zsim.autograd.lowering.lowered import LoweredModule
+from zsim.autograd import lowered
+from zsim.autograd.lowered import LoweredModule
 from zsim.autograd.traced import model as traced
 from zsim.io.json_reader import MAX_NAME, MAX_SENTENCE, is_name
 from zsim.io.json_tables import table_of

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from zsim.autograd.lowering.lowered import LoweredModule
+from zsim.autograd.lowered import LoweredModule
 from zsim.autograd.traced import model as traced
 from zsim.autograd.traced.model import FAMILY, TracedModel, TracedModelError
 from zsim.autograd.traced.schema import EVENTS, FILE, SIGNS

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zsim.calibration.data import measurements
-from zsim.calibration.data.records import Collective, Skipped, Step
-from zsim.calibration.fitting.fit_steps import CalibrationError
+from zsim.calibration.records import CalibrationError, Collective, Skipped, Step
 from zsim.cluster.cluster import clusters
 
 

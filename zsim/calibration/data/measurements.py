@@ -13,7 +13,9 @@ from pathlib import Path
 
 from zsim.calibration import collectives
 from zsim.calibration.data import saved_runs, table
-from zsim.calibration.data.records import (
+from zsim.calibration.nccl_tests import log_prefixes
+from zsim.calibration.nccl_tests.files import is_log, read_log
+from zsim.calibration.records import (
     MISSING,
     Collective,
     MeasurementError,
@@ -22,8 +24,6 @@ from zsim.calibration.data.records import (
     content,
     decoded,
 )
-from zsim.calibration.nccl_tests import log_prefixes
-from zsim.calibration.nccl_tests.files import is_log, read_log
 
 MAX_FILES = 1000
 SUFFIXES = (".csv", ".txt", ".log", ".out", ".json")

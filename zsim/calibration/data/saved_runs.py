@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from zsim.calibration.data.records import MeasurementError, Skipped, Step
+from zsim.calibration.records import MeasurementError, Skipped, Step
 from zsim.cluster.devices import is_called
 from zsim.errors import ZsimError
 from zsim.ir.run import RunRecord

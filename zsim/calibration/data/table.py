@@ -19,7 +19,7 @@ from math import isfinite, prod
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from zsim.calibration.data.records import (
+from zsim.calibration.records import (
     NUL,
     WHOLE_NETWORK,
     Collective,

@@ -30,8 +30,8 @@ from typing import Any, Literal
 
 from zsim.calibration import impossible
 from zsim.calibration.collectives import group_of, predict
-from zsim.calibration.data.records import Collective, Skipped
 from zsim.calibration.fitting.fit_steps import solver
+from zsim.calibration.records import Collective, Skipped
 from zsim.cluster.cluster import MeasuredCurve, Nccl
 from zsim.cluster.collectives.nccl.bands import LARGE, MIDDLE, CurveBand
 from zsim.cluster.collectives.nccl.curves import CURVES, Curves

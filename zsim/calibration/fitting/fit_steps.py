@@ -14,7 +14,7 @@ from math import exp, hypot, log
 from typing import Any
 
 from zsim.calibration.data.model_identity import model_of
-from zsim.calibration.data.records import Skipped, Step, middle
+from zsim.calibration.records import CalibrationError, Skipped, Step, middle
 from zsim.cluster.devices import AttentionRate, Device
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
@@ -45,10 +45,6 @@ and in TF32, as presets have it."""
 SUMS = "a sum of profiled kernels, which are faster than in training, is no step to calibrate on"
 OF_ATTENTION = "attention."
 """Prefix of the knobs that every kind of attention kernels has."""
-
-
-class CalibrationError(ZsimError):
-    """Too little to calibrate on, or scipy is missing."""
 
 
 @dataclass(frozen=True, slots=True)

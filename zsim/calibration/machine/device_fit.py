@@ -13,11 +13,11 @@ from statistics import median, quantiles
 from typing import Any
 
 from zsim.calibration.accuracy import percentile
-from zsim.calibration.data.records import Collective
 from zsim.calibration.fitting import fit_collectives
 from zsim.calibration.fitting.fit_collectives import FittedCurves
 from zsim.calibration.machine.device_request import TINY_NBYTES
 from zsim.calibration.machine.fit import MachineError
+from zsim.calibration.records import Collective
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.devices import Device
 from zsim.engine.costs.kernel_time import STREAMS, kernel_ns

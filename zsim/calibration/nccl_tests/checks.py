@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from zsim.calibration.data.records import Skipped, plain_number
 from zsim.calibration.nccl_tests.log_row import LogRow
 from zsim.calibration.nccl_tests.variables import UnmodelledError, choice
+from zsim.calibration.records import Skipped, plain_number
 from zsim.errors import Caveat
 
 FACTORS: dict[str, Callable[[int], float]] = {

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from zsim.calibration.data.records import Skipped
 from zsim.calibration.nccl_tests import log_headers, log_tables
 from zsim.calibration.nccl_tests.checks import (
     FACTORS,
@@ -25,6 +24,7 @@ from zsim.calibration.nccl_tests.collective_names import agreed, collectives_of,
 from zsim.calibration.nccl_tests.log_lines import why_not_its_count
 from zsim.calibration.nccl_tests.log_row import LogRow
 from zsim.calibration.nccl_tests.variables import listed
+from zsim.calibration.records import Skipped
 
 MOST_VARIABLES = 10_000
 """Most variables of an environment that are read."""

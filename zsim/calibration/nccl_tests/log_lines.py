@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from zsim.calibration.data.records import DAMAGED, NUL
+from zsim.calibration.records import DAMAGED, NUL
 
 TYPE_BYTES = {
     **dict.fromkeys(("int8", "uint8", "f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), 1),

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from zsim.calibration.data.records import DAMAGED, NUL, Skipped
 from zsim.calibration.nccl_tests import log_headers, log_tables
 from zsim.calibration.nccl_tests.checks import (
     FACTORS,
@@ -23,6 +22,7 @@ from zsim.calibration.nccl_tests.log_lines import holds_row, is_row, why_no_row,
 from zsim.calibration.nccl_tests.log_prefixes import plain
 from zsim.calibration.nccl_tests.log_row import LogRow
 from zsim.calibration.nccl_tests.variables import listed
+from zsim.calibration.records import DAMAGED, NUL, Skipped
 
 OUT_OF_BOUNDS = re.compile(r"# Out of bounds values : .*FAILED")
 STARTS = ("# nccl-tests version", "# Collective test starting", "# nThread")

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from zsim.cluster.collectives import ring
-from zsim.cluster.collectives.ring import RingStep, Send, step_ns
-from zsim.cluster.library import RING, Library, along_the_path
+from zsim.cluster.collectives.ring import step_ns
+from zsim.cluster.library import RING, Library, RingStep, Send, along_the_path
 from zsim.cluster.measured_times import times_of
 
 if TYPE_CHECKING:

@@ -10,26 +10,13 @@ nanoseconds, and no streams.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
-from zsim.cluster.library import Library, along_the_path
+from zsim.cluster.library import Library, RingStep, Send, along_the_path
 from zsim.ir.sharding import shard, shard_size
 
 BROADCAST_SLICE_NBYTES = 4 * 2**20
 """A broadcast goes down the chain in slices of this size, NCCL's buffer per channel."""
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """`source` sends `nbytes` to `destination`; ranks are numbered within the group."""
-
-    source: int
-    destination: int
-    nbytes: int
-
-
-RingStep = tuple[Send, ...]
 
 
 def step_ns(nbytes: int, *, alpha_ns: int, bytes_per_s: int) -> int:

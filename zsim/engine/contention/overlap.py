@@ -3,7 +3,7 @@
 [Note: overlap] Three losses, all measured on the times of a simulated step:
 
 - kernels lose to a collective, which holds multiprocessors and memory bandwidth
-  (`zsim.engine.contention.interference`);
+  (`zsim.engine.costs.interference`);
 - collectives lose a share of the time in which kernels run beside them;
 - kernels of several streams share one device: side by side they take as long as in sequence.
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from zsim.engine.contention.interference import KernelLoss
+from zsim.engine.costs.interference import KernelLoss
 from zsim.engine.timeline import CostModel, Timeline, Times
 from zsim.ir.ops import COLLECTIVES, Kernel, Op
 from zsim.ir.program import Program

@@ -16,15 +16,15 @@ from math import ceil, log2
 from zsim.cluster.cluster import ClusterSpec, Layout, Path
 from zsim.cluster.collectives import LIBRARIES
 from zsim.cluster.devices import Device
-from zsim.engine.contention.interference import (
+from zsim.engine.costs import host_work, kernel_time
+from zsim.engine.costs.driver_time import driver_ns
+from zsim.engine.costs.interference import (
     DeviceShare,
     KernelLoss,
     device_share,
     lost_share,
     remaining,
 )
-from zsim.engine.costs import host_work, kernel_time
-from zsim.engine.costs.driver_time import driver_ns
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.faults.fault import LostLink
 from zsim.engine.timeline import NEVER

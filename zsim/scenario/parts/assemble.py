@@ -25,12 +25,12 @@ from zsim.models.saving import Checkpoint
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NAMES, Batch, Offload, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
-from zsim.scenario import refusals
+from zsim.scenario.checks import refusals
+from zsim.scenario.checks.fault_checks import made_faults, with_links
 from zsim.scenario.expect import Expectation, expectation
 from zsim.scenario.keys.checkpoint_table import checkpoint_of
 from zsim.scenario.parts import frozen
 from zsim.scenario.parts.cluster_table import made_cluster
-from zsim.scenario.parts.fault_plan import made_faults, with_links
 from zsim.scenario.parts.model_table import made_model, named
 from zsim.strategies import STRATEGIES, wrapped
 

@@ -11,11 +11,9 @@ from zsim.cluster.cluster import ClusterSpec, clusters, load_cluster
 from zsim.cluster.devices import devices, load_device, power_problem
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.units import format_rate, parse_power, parse_rate
+from zsim.scenario.checks.work_limits import SLOWEST
 from zsim.scenario.keys.schema import ClusterTable
 from zsim.scenario.keys.table_checks import did_you_mean
-
-SLOWEST = "1 Mbit/s"
-"""Least bandwidth of a slow link. A step over less takes days: another unit is meant."""
 
 
 def made_cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from zsim.autograd.lowering.lower_model import loss_buffers
-from zsim.autograd.lowering.lowered import (
+from zsim.autograd.lowered import (
     SUM_OF_GRADIENTS,
     Accumulated,
     InnerCall,
@@ -18,6 +17,7 @@ from zsim.autograd.lowering.lowered import (
     TapeEvent,
     storage_events,
 )
+from zsim.autograd.lowering.lower_model import loss_buffers
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.operators import ONE_NODE, Operator
 from zsim.strategies.building.training import Training

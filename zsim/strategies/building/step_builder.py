@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import islice
 
 from zsim.autograd.host_copies import KEPT
-from zsim.autograd.lowering.lowered import HostCopies
+from zsim.autograd.lowered import HostCopies
 from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import PAGEABLE, HostEvent, Kernel, MemoryEvent, Op, OpKind, Stream

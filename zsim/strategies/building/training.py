@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from zsim.autograd.lowering.lowered import LoweredModule
+from zsim.autograd.lowered import LoweredModule
 from zsim.ir.ops import Free
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import ModelSpec, ParamGroup

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from zsim.autograd.lowering.lower_model import loss_buffers
-from zsim.autograd.lowering.lowered import (
+from zsim.autograd.lowered import (
     InnerCall,
     LoweredModule,
     ParameterGradient,
     TapeEvent,
 )
+from zsim.autograd.lowering.lower_model import loss_buffers
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.strategies.building.backward_events import (

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient, TapeEvent
+from zsim.autograd.lowered import LoweredModule, ParameterGradient, TapeEvent
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.models.spec import ROOT

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient
+from zsim.autograd.lowered import LoweredModule, ParameterGradient
 from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from zsim.autograd.lowering.lowered import LoweredModule
+from zsim.autograd.lowered import LoweredModule
 from zsim.models.spec import ROOT, run_of
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_parameter.flat_parameter import FlatParameter

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from zsim.autograd.lowering.lowered import LoweredModule
+from zsim.autograd.lowered import LoweredModule
 from zsim.autograd.traced.model import LOSS_MODULE
 from zsim.models.spec import ROOT, ModelSpec, run_of, without_run
 from zsim.strategies.building.parameters import used_parameters

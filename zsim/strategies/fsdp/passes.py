@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from zsim.autograd.lowering.lower_model import loss_buffers
-from zsim.autograd.lowering.lowered import (
+from zsim.autograd.lowered import (
     NOTHING,
     InnerCall,
     LoweredModule,
     TapeEvent,
     storage_events,
 )
+from zsim.autograd.lowering.lower_model import loss_buffers
 from zsim.autograd.traced.model import TracedModel
 from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh

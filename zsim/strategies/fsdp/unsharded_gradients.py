@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from zsim.autograd.lowering.lowered import (
+from zsim.autograd.lowered import (
     Accumulated,
     LoweredModule,
     ParameterGradient,

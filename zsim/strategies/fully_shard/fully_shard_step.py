@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from zsim.autograd.lowering.lowered import LoweredModule
+from zsim.autograd.lowered import LoweredModule
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import MemoryEvent
 from zsim.models.spec import ROOT

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 
-from zsim.autograd.lowering.lowered import Accumulated, ParameterGradient
+from zsim.autograd.lowered import Accumulated, ParameterGradient
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Kernel
 from zsim.models.spec import ModelSpec, Parameter

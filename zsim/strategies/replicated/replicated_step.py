@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from zsim.autograd.lowered import LoweredModule, ParameterGradient, storage_events
 from zsim.autograd.lowering.lower_model import loss_buffers
-from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient, storage_events
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.spec import ROOT

@@ -167,7 +167,7 @@ class ScenarioItem(_Item):
         from zsim.errors import ZsimError
         from zsim.runs import unended
         from zsim.testing.case import SIM, BackendCase
-        from zsim.testing.zero import Zero, predicted_against
+        from zsim.testing.plugin.zero import Zero, predicted_against
 
         settings = self.parent.settings
         zero = Zero(

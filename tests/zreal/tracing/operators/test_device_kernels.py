@@ -22,8 +22,8 @@ from zreal.modules import modules
 from zreal.modules.numerics import batches
 from zreal.tracing.fakes.device_kernels import KernelChoices
 from zreal.tracing.trace import trace
+from zsim.autograd.lowered import LoweredModule
 from zsim.autograd.lowering.lower_model import lower
-from zsim.autograd.lowering.lowered import LoweredModule
 from zsim.autograd.traced.model import TracedModel
 from zsim.ir.ops import Alloc, Free
 from zsim.models.checkpointing import Checkpointing

@@ -25,7 +25,7 @@ from tests.zreal.tracing.user_modules import CASES, Case
 from zreal import torch_private
 from zreal.modules.checkpointing import checkpointed_whole
 from zreal.tracing.trace import trace
-from zsim.autograd.lowering.lowered import InnerCall
+from zsim.autograd.lowered import InnerCall
 from zsim.autograd.traced.model import TracedModel
 from zsim.autograd.traced.traced_file import dump, parse
 from zsim.ir.mesh import Mesh

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.analysis.checkpoints.files.pieces import Files, by_rows, everywhere, flat, whole
+from zsim.analysis.checkpoints.pieces import Files, by_rows, everywhere, flat, whole
 from zsim.analysis.checkpoints.reshard import CheckpointError, reads
 from zsim.ir.sharding import reshard
 

@@ -13,13 +13,13 @@ import zsim
 from tests.support.cases.situations import cases
 from tests.support.folders import ROOT
 from zsim.analysis import planner
+from zsim.analysis.assessed import drafted, of_planned
 from zsim.analysis.fit import fit
-from zsim.analysis.fit.assessed import drafted, of_planned
 from zsim.analysis.planner import search
 from zsim.analysis.planner.bounds import bounds_of
 from zsim.analysis.planner.option import dominates
 from zsim.cli.main import main
-from zsim.scenario import refusals
+from zsim.scenario.checks import refusals
 from zsim.scenario.plan import planned
 from zsim.testing.strategies.tables import STRATEGIES
 

@@ -9,11 +9,11 @@ import zsim
 from tests.support.folders import PARITY
 from zsim import api
 from zsim.calibration.collectives import predict
-from zsim.calibration.data.records import Collective
 from zsim.calibration.machine import device_file, device_fit, here, machine_file
 from zsim.calibration.machine.device_fit import ALONE, HOST_LINK, START, number
 from zsim.calibration.machine.device_request import device_request
 from zsim.calibration.machine.fit import MachineError
+from zsim.calibration.records import Collective
 from zsim.cluster.collectives.nccl.measured_curves import curves_of
 from zsim.engine.costs.kernel_time import kernel_ns
 from zsim.engine.error_bands import calibration

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.zsim.calibration.nccl_tests.test_nccl_logs import GIB, LOG, report
-from zsim.calibration.data.records import Skipped
 from zsim.calibration.nccl_tests.json_logs import read_json
 from zsim.calibration.nccl_tests.log_lines import why_not_its_count
 from zsim.calibration.nccl_tests.text_logs import read_text
+from zsim.calibration.records import Skipped
 from zsim.cli import main
 
 ROWS = LOG.splitlines()[10:12]

@@ -10,10 +10,10 @@ import pytest
 
 from tests.zsim.calibration.nccl_tests.test_nccl_logs import LOG, report
 from zsim.calibration.data import measurements
-from zsim.calibration.data.records import Skipped
 from zsim.calibration.nccl_tests.collective_names import PROGRAMS, UNNAMED, said_by, said_by_name
 from zsim.calibration.nccl_tests.json_logs import read_json
 from zsim.calibration.nccl_tests.text_logs import read_text
+from zsim.calibration.records import Skipped
 from zsim.cli import main
 
 COMMAND = "mpirun -np 8 ./build/{} -b 1M -e 8G"

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.calibration.data import measurements
-from zsim.calibration.data.records import Collective, decoded
 from zsim.calibration.nccl_tests.checks import Rows
 from zsim.calibration.nccl_tests.collective_names import UNNAMED
 from zsim.calibration.nccl_tests.files import read_log
 from zsim.calibration.nccl_tests.json_logs import read_json
 from zsim.calibration.nccl_tests.log_prefixes import plain
 from zsim.calibration.nccl_tests.text_logs import read_text
+from zsim.calibration.records import Collective, decoded
 
 GIB = 2**30
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tests.zsim.calibration.nccl_tests.test_nccl_logs import GIB, LOG, read, report
 from zsim.calibration.data import measurements
-from zsim.calibration.data.records import Skipped
 from zsim.calibration.nccl_tests.files import is_json, read_log
 from zsim.calibration.nccl_tests.json_logs import read_json
 from zsim.calibration.nccl_tests.log_prefixes import plain
 from zsim.calibration.nccl_tests.text_logs import read_text
+from zsim.calibration.records import Skipped
 
 LINES = LOG.splitlines()
 ROW = LINES[10]

@@ -1,1 +1,1 @@
-"""Files of checkpoints: formats, pieces, and who reads what."""
+"""Files of checkpoints: formats, and who reads what."""

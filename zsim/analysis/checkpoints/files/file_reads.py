@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from zsim.analysis.checkpoints.files.pieces import Files
+from zsim.analysis.checkpoints.pieces import Files
 from zsim.analysis.checkpoints.reshard import CheckpointError, Read, reads
 from zsim.analysis.checkpoints.state import StateEntry, StatePart, StateTensor, TrainingState
 

@@ -7,20 +7,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zsim.analysis import advice
-from zsim.analysis.fit import assessed
+from zsim.analysis import advice, assessed
 from zsim.cli import arguments, shared_options, terminal
 from zsim.cli.inputs import load_with_options, read, warned
 from zsim.cli.reports import memory_report, program_report
 from zsim.engine.simulate import LostLinkError
 from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
-from zsim.memory import fits, non_torch, waterfall
-from zsim.memory.allocator import full_device, reserved
+from zsim.memory import fits, full_device, non_torch, waterfall
+from zsim.memory.allocator import reserved
 from zsim.runs.step_time import step_time
+from zsim.scenario.checks.work_limits import MANY_TIMES
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario
-from zsim.scenario.work_limits import MANY_TIMES
 
 if TYPE_CHECKING:
     from zsim.cluster.routes import GroupRoutes

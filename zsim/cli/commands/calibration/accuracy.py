@@ -12,7 +12,7 @@ from typing import Any
 from zsim.calibration import accuracy, explain_row, plot
 from zsim.calibration.accuracy import Accuracy
 from zsim.calibration.data import measurements
-from zsim.calibration.data.records import MeasurementError, Skipped
+from zsim.calibration.records import MeasurementError, Skipped
 from zsim.calibration.row_predictions import Predicted
 from zsim.cli import arguments, shared_options
 from zsim.cli.terminal import progress, say, tell, write_json

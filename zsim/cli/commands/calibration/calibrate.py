@@ -12,11 +12,11 @@ from typing import Any
 from zsim.calibration import accuracy
 from zsim.calibration.data import inputs
 from zsim.calibration.data.inputs import Material
-from zsim.calibration.data.records import Skipped
 from zsim.calibration.fitting import fit_collectives, fit_steps, fit_warnings, write_cluster
 from zsim.calibration.fitting.fit_collectives import FittedCurves
-from zsim.calibration.fitting.fit_steps import CalibrationError, Fitted
+from zsim.calibration.fitting.fit_steps import Fitted
 from zsim.calibration.fitting.write_cluster import GroupErrors
+from zsim.calibration.records import CalibrationError, Skipped
 from zsim.cli import arguments, shared_options
 from zsim.cli.commands.calibration import calibrate_here
 from zsim.cli.commands.calibration.accuracy import by_reason

@@ -1,1 +1,1 @@
-"""DeepSpeed's offload_optimizer and offload_param: what is in host memory, and who copies when."""
+"""DeepSpeed's offload_optimizer under stages 1 and 2: placement in host memory, and copies."""

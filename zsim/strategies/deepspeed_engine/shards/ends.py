@@ -18,9 +18,7 @@ from zsim.strategies.building.host_step import located
 from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.deepspeed_engine.layout import AXIS, SCALED_DTYPE
-from zsim.strategies.deepspeed_engine.offload import sharded_optimizer
 from zsim.strategies.deepspeed_engine.offload.placement import HOST, placed
-from zsim.strategies.deepspeed_engine.offload.sharded import OffloadedShardedStep
 from zsim.strategies.deepspeed_engine.optimizer import (
     GRADIENT,
     NORM_NBYTES,
@@ -32,8 +30,10 @@ from zsim.strategies.deepspeed_engine.optimizer import (
 )
 from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES
 from zsim.strategies.deepspeed_engine.searching import searching_kernels
+from zsim.strategies.deepspeed_engine.shards import offloaded_optimizer
 from zsim.strategies.deepspeed_engine.shards.coordinator import Coordinator
 from zsim.strategies.deepspeed_engine.shards.gathering import persistent_buffer, secondary_copy
+from zsim.strategies.deepspeed_engine.shards.offloaded_step import OffloadedShardedStep
 from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
 from zsim.strategies.deepspeed_engine.shards.step import ShardedStep
 
@@ -48,7 +48,7 @@ def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) 
     count, offloads = len(sharded.sub_groups), isinstance(step, OffloadedShardedStep)
     for number, group in enumerate(sharded.sub_groups):
         if isinstance(step, OffloadedShardedStep):
-            sharded_optimizer.norm(step, group, number=number)
+            offloaded_optimizer.norm(step, group, number=number)
         else:
             _norm(step.step, sharded, group, number=number)
     told, nbytes = "norm.global" if first else "norm.told", NORM_NBYTES if offloads else WIDE_NBYTES
@@ -57,7 +57,7 @@ def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) 
     ]
     for number, group in enumerate(sharded.sub_groups):
         if isinstance(step, OffloadedShardedStep):
-            stepped = sharded_optimizer.sub_step(step, group, memory, number=number, first=first)
+            stepped = offloaded_optimizer.sub_step(step, group, memory, number=number, first=first)
         else:
             after = _persistent(sharded) if number == count - 1 else []
             stepped = _sub_step(
@@ -65,7 +65,7 @@ def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) 
             )
         memory = []
     if isinstance(step, OffloadedShardedStep):
-        sharded_optimizer.drop_norms(step, _persistent(sharded))
+        offloaded_optimizer.drop_norms(step, _persistent(sharded))
     _gather_persistent(step.step, sharded, after=stepped)
     coordinator.whole |= {parameter.fqn for parameter in sharded.persistent}
     if coordinator.secondary:

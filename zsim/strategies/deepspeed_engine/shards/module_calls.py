@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zsim.autograd.lowering.lowered import LoweredModule, storage_events
+from zsim.autograd.lowered import LoweredModule, storage_events
 from zsim.ir.ops import MemoryEvent
 from zsim.models.called_modules import containers
 from zsim.models.spec import ROOT, Module

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from zsim.autograd.lowering.lowered import LoweredModule, ParameterGradient, TapeEvent
+from zsim.autograd.lowered import LoweredModule, ParameterGradient, TapeEvent
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import NORM_STEP, Alloc, Free, Kernel, MemoryEvent, Op
 from zsim.models.spec import ROOT

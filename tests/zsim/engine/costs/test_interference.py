@@ -14,7 +14,7 @@ from zsim.cluster.collectives.nccl import estimate
 from zsim.cluster.collectives.nccl.estimate import Communicator
 from zsim.cluster.collectives.nccl.placed import communicator
 from zsim.cluster.devices import Device, load_device
-from zsim.engine.contention.interference import (
+from zsim.engine.costs.interference import (
     FAIR_SHARE,
     LARGEST_SHARE,
     DeviceShare,

@@ -23,8 +23,7 @@ from zsim.engine.costs.driver_time import driver_ns
 from zsim.engine.simulate import simulate
 from zsim.ir.ops import DriverCalls, Op
 from zsim.ir.program import PHASES
-from zsim.memory import fits
-from zsim.memory.allocator import full_device
+from zsim.memory import fits, full_device
 from zsim.memory.allocator.caching_allocator import CachingAllocator, DeviceFullError
 from zsim.memory.allocator.reserved import AllocatorRecord, Heap, replay_phase
 from zsim.memory.non_torch import capacity, cublas_workspace

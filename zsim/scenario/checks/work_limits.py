@@ -22,6 +22,8 @@ MAX_PASSES = 12_000
 """Param groups × micro-batches: the ops of one rank; half a minute of work."""
 MAX_WORK = 750_000
 """Ranks simulated × param groups × micro-batches: a minute of work."""
+SLOWEST = "1 Mbit/s"
+"""Least bandwidth of a slow link. A step over less takes days: another unit is meant."""
 MANY_TIMES = 3
 """Analyses that simulate a scenario again and again are allowed this part of each limit."""
 

@@ -28,6 +28,10 @@ class MeasurementError(ZsimError):
     """A file of measurements that cannot be read at all."""
 
 
+class CalibrationError(ZsimError):
+    """Too little to calibrate on, or scipy is missing."""
+
+
 class TableError(ScenarioError):
     """A table of measurements with problems, each with file, line, column, expected and found."""
 

@@ -22,9 +22,8 @@ from zsim.models.saving import Checkpoint
 from zsim.models.spec import TRANSFORMERS, ModelSpec
 from zsim.models.training_options import DTYPE_NAMES
 from zsim.models.wrapping import Wrapping
-from zsim.scenario import checkpoint_checks, huggingface_checks, offload_checks
-from zsim.scenario.parts import fault_plan
-from zsim.scenario.work_limits import work
+from zsim.scenario.checks import checkpoint_checks, fault_checks, huggingface_checks, offload_checks
+from zsim.scenario.checks.work_limits import work
 from zsim.strategies import STRATEGIES
 
 OWN_CALLS = {
@@ -211,7 +210,7 @@ def _kernels(parts: Any) -> Iterator[str]:
 
 def _faults(parts: Any) -> Iterator[str]:
     """Faults of ranks that the mesh has not, and those that are told twice."""
-    yield from fault_plan.rank_problems(parts.faults, parts.mesh)
+    yield from fault_checks.rank_problems(parts.faults, parts.mesh)
 
 
 def _expectations(parts: Any) -> Iterator[str]:

@@ -22,9 +22,10 @@ from zsim.runs.compare.aspects import Aspect
 from zsim.runs.run import Comparison, Run
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, load
-from zsim.testing import artifacts, goldens
+from zsim.testing import goldens
 from zsim.testing.case import SIM, BackendCase, Source, scaled
 from zsim.testing.laws import check_laws
+from zsim.testing.plugin import artifacts
 from zsim.testing.plugin.names_of_tests import file_name
 from zsim.testing.plugin.settings import SessionOptions
 from zsim.testing.regression import EDITED, INCOMPLETE

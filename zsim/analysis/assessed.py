@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.equal_micro_batches import FEWEST, fourth_micro_batch
 from zsim.ir.program import RankProgram
-from zsim.memory.allocator.full_device import with_calls, without_calls
 from zsim.memory.equal_micro_batches import micro_batches
 from zsim.memory.fits import MemoryVerdict, Standing, assess_program, least_needed, standings
+from zsim.memory.full_device import with_calls, without_calls
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.runs.step_time import StepTime, step_time, step_time_of_more
 from zsim.scenario.plan import Planned, planned

@@ -19,7 +19,7 @@ from zsim.engine.faults.fault import (
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.units import format_rate, parse_rate, parse_time
 from zsim.ir.mesh import Mesh
-from zsim.scenario.parts.cluster_table import SLOWEST
+from zsim.scenario.checks.work_limits import SLOWEST
 
 
 def made_faults(tables: Sequence[Any]) -> tuple[Fault, ...]:

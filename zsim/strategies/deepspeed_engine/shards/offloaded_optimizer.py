@@ -24,13 +24,13 @@ from zsim.strategies.deepspeed_engine.offload.placement import (
     step_kernels,
     step_memory,
 )
-from zsim.strategies.deepspeed_engine.offload.sharded import (
+from zsim.strategies.deepspeed_engine.optimizer import clipped
+from zsim.strategies.deepspeed_engine.shards.offloaded_step import (
     DROPPED,
     SUMMED,
     TOLD,
     OffloadedShardedStep,
 )
-from zsim.strategies.deepspeed_engine.optimizer import clipped
 
 NORM_NBYTES = DTYPE_NBYTES[MASTER_DTYPE]
 
