@@ -14,7 +14,7 @@ from torch import Tensor
 
 from zreal.executor.host_shards import HostShards
 from zreal.executor.swapped_files import SwappedFiles
-from zreal.modules.numerics.initial_values import DTYPES
+from zreal.modules.initial_values import DTYPES
 from zsim.errors import ProgramError
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import HostAlloc, Op

@@ -20,8 +20,8 @@ from zreal.meters.mesh_groups import shard_groups
 from zreal.meters.recording import units_of
 from zreal.modules import modules
 from zreal.modules.host.host_saving import HostSaving
+from zreal.modules.initial_values import Initialiser, move_buffers
 from zreal.modules.numerics import batches as batching
-from zreal.modules.numerics.initial_values import Initialiser, move_buffers
 from zsim.ir.program import Program, RankProgram
 from zsim.ir.run import RankRun
 from zsim.scenario.scenario import Scenario

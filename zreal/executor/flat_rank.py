@@ -25,7 +25,7 @@ from zreal.executor.rank_optimizer import RankOptimizer
 from zreal.meters.held_memory import held_bytes
 from zreal.modules import emulation
 from zreal.modules.clipping import Clipping
-from zreal.modules.numerics.initial_values import DTYPES, Make, made
+from zreal.modules.initial_values import DTYPES, Make, made
 from zsim.errors import ProgramError
 from zsim.ir.buffers import Buffer
 from zsim.ir.host_ledger import OFFLOADED

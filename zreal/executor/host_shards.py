@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from zreal.executor.rank_optimizer import RankOptimizer
-from zreal.modules.numerics.initial_values import DTYPES
+from zreal.modules.initial_values import DTYPES
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import HostAlloc, Op
 from zsim.models.training_options import Dtype, Offload

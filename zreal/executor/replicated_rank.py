@@ -17,8 +17,8 @@ from zreal import torch_private
 from zreal.executor.communication_stream import DeviceStreams
 from zreal.executor.rank_optimizer import RankOptimizer
 from zreal.meters.held_memory import held_bytes
+from zreal.modules.initial_values import DTYPES, Make, by_unit, made
 from zreal.modules.modules import Model
-from zreal.modules.numerics.initial_values import DTYPES, Make, by_unit, made
 from zsim.autograd.lowering import lower_model
 from zsim.errors import ProgramError
 from zsim.ir.buffers import Buffer

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from zreal.modules.checkpointing import checkpointed, checkpointed_whole
 from zreal.modules.emulation import Timers
-from zreal.modules.numerics.initial_values import DTYPES, ModelError, fill, initial
+from zreal.modules.initial_values import DTYPES, ModelError, fill, initial
 from zreal.modules.operators import apply, seed_by
 from zreal.modules.own.deferred import Deferred
 from zreal.modules.own.own_module import DEFERRED, OwnModel

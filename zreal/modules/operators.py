@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zreal.modules.composites import composite_cross_entropy, composite_norm
-from zreal.modules.numerics.initial_values import DTYPES
+from zreal.modules.initial_values import DTYPES
 from zsim.models.operators import COMPOSITE, Operator
 
 _ROTARY_BASE = 10000.0

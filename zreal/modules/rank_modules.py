@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zreal.modules import modules
-from zreal.modules.numerics.initial_values import fill
+from zreal.modules.initial_values import fill
 from zreal.modules.own.own_module import OwnModel
 from zsim.scenario.scenario import Scenario
 

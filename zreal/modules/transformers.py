@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from zreal.modules.checkpointing import checkpointed
-from zreal.modules.numerics.initial_values import DTYPES, ModelError
+from zreal.modules.initial_values import DTYPES, ModelError
 from zreal.modules.operators import seed_by
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.families.transformers import EMBED, HEAD, TransformersModel

@@ -18,8 +18,8 @@ from zreal.meters.measured_step import BeginPart, MeasuredRank, TrainedRank
 from zreal.meters.recording import units_of
 from zreal.modules import modules
 from zreal.modules.host.host_saving import HostSaving
+from zreal.modules.initial_values import Initialiser, copies_of_buffers, move_buffers
 from zreal.modules.numerics import batches as batching
-from zreal.modules.numerics.initial_values import Initialiser, copies_of_buffers, move_buffers
 from zreal.observer.subjects import Subject
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.observer.whole_tensors import whole_gradients, whole_parameters

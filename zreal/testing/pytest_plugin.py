@@ -1,8 +1,8 @@
 """pytest plugin of zreal: the marker `ranks`, the fixtures `rank` and `rank_pool`.
 
-pytest loads this module at every start, used or not. So it imports nothing but pytest; torch and
-the modules beside it are imported when a test runs on ranks. PYTEST_DONT_REWRITE: it asserts
-nothing.
+pytest loads this module at every start, used or not. So it imports nothing but pytest and
+its options; torch and the modules beside it are imported when a test runs on ranks.
+PYTEST_DONT_REWRITE: it asserts nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from zreal.testing.options import RANK, option_of, world_sizes
 
 if TYPE_CHECKING:
     from zreal.testing.marker import RanksMarker
@@ -26,8 +28,6 @@ WORLD_SIZE = "_ranks_world_size"
 """Parameter of a test whose marker has a list."""
 MISTAKE = pytest.StashKey[str]()
 """The mistake in the marker of a test."""
-RANK = pytest.StashKey["Rank"]()
-"""The rank that this process is, in the config of a rank's session."""
 DEFAULT_TIMEOUT_S = 60.0
 KEPT = ("failed", "all", "none")
 DEBUG = ("off", "info", "detail")
@@ -121,7 +121,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def _require(item: pytest.Item, lack: str) -> None:
     """Skip a test for what it lacks, or fail it where backends are required."""
-    if lack and _option(item.config, "zero_require_backend"):
+    if lack and option_of(item.config, "zero_require_backend"):
         pytest.fail(f"{lack} (--zero-require-backend)", pytrace=False)
     if lack:
         from zreal.testing.requirements import skip
@@ -145,43 +145,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def _option(config: pytest.Config, name: str) -> Any:
-    """The value of an option, or of its ini key; None where neither is given, or zsim's plugin is
-    not loaded."""
-    given = config.getoption(name, None)
-    if given not in (None, False):
-        return given
-    try:
-        return config.getini(name) or None
-    except (KeyError, ValueError):  # by the version of pytest
-        return None
-
-
-def world_sizes(config: pytest.Config) -> list[int]:
-    """Numbers of ranks of tests whose marker names none; zsim's plugin refuses what is no number.
-    """
-    text = str(_option(config, "zero_world_size") or "")
-    return [int(size) for size in text.split(",") if size.strip().isdigit()]
-
-
-def debug_level(config: pytest.Config) -> str:
-    """The value of torch's variable for the ranks; "" for that of the controller."""
-    return str(_option(config, "zero_debug") or "").upper()
-
-
 def _timeout(config: pytest.Config) -> float:
-    return float(_option(config, "zero_timeout") or DEFAULT_TIMEOUT_S)
+    return float(option_of(config, "zero_timeout") or DEFAULT_TIMEOUT_S)
 
 
 def _kept(item: pytest.Item) -> Any:
     from zreal.testing.ranked_test import Kept
 
-    folder = _option(item.config, "zero_artifacts")
+    folder = option_of(item.config, "zero_artifacts")
     if folder:
         from zsim.testing.plugin.names_of_tests import folder_of
 
         folder = Path(folder).absolute() / folder_of(item.nodeid)
-    return Kept(folder=folder or None, of=_option(item.config, "zero_keep_logs") or KEPT[0])
+    return Kept(folder=folder or None, of=option_of(item.config, "zero_keep_logs") or KEPT[0])
 
 
 @pytest.fixture

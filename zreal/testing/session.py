@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from zreal.testing.pytest_plugin import debug_level, world_sizes
+from zreal.testing.options import debug_level, world_sizes
 
 LEFT_OUT = (
     "_pytest", "xdist", "pytest_cov", "pytest_timeout", "pytest_rerunfailures", "pytest_forked",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from zreal import torch_private
-from zreal.modules.numerics.initial_values import DTYPES
+from zreal.modules.initial_values import DTYPES
 from zreal.tracing.errors import UntraceableError, refuse
 from zreal.tracing.fakes.known_values import tell
 from zreal.tracing.module_values import cast_floats, tensors_in

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from zreal import torch_private
 from zreal.modules.checkpointing import recomputing
-from zreal.modules.numerics.initial_values import DTYPES
+from zreal.modules.initial_values import DTYPES
 from zreal.tracing.errors import UntraceableError, refuse
 from zreal.tracing.fake_module import Inputs, default_batch, fake, made, require_word
 from zreal.tracing.fakes.changed_views import ChangedViews

@@ -21,10 +21,10 @@ from zreal.tracing.fake_module import Faked
 from zreal.tracing.fakes.known_values import as_on_real_tensors
 from zreal.tracing.gradients.engine_sums import Lives, merged
 from zreal.tracing.gradients.parameter_gradients import ParameterGradients
-from zreal.tracing.gradients.sharded_dtypes import sharded_dtypes
 from zreal.tracing.module_values import cast_floats, tensors_in
 from zreal.tracing.storage_log import Born, Place, StorageLog
 from zreal.tracing.units.fsdp1_views import RunViews
+from zreal.tracing.units.sharded_dtypes import sharded_dtypes
 from zreal.tracing.units.unit_hooks import Boundaries
 from zsim.autograd.lowered import UnitHooks
 from zsim.io.units import format_bytes

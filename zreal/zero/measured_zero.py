@@ -13,8 +13,8 @@ from torch import Tensor
 from zreal.meters.measured_step import BeginPart, MeasuredRank, TrainedRank
 from zreal.meters.recording import units_of
 from zreal.modules import modules
+from zreal.modules.initial_values import Initialiser, copies_of_buffers, move_buffers
 from zreal.modules.numerics import batches as batching
-from zreal.modules.numerics.initial_values import Initialiser, copies_of_buffers, move_buffers
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.modules.own.own_module import OwnModel
 from zreal.zero.zero import STAGES, ZeRO

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zreal.modules.numerics.initial_values import fill
+from zreal.modules.initial_values import fill
 from zsim.errors import ArgumentError
 
 

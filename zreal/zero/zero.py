@@ -19,8 +19,8 @@ from zreal import torch_private
 from zreal.executor.flat_buffers import release
 from zreal.executor.flat_rank import FlatRank
 from zreal.meters.mesh_groups import shard_groups
+from zreal.modules.initial_values import Make, made
 from zreal.modules.modules import own_values
-from zreal.modules.numerics.initial_values import Make, made
 from zreal.tracing.units.param_groups import UnitChoice, find_units
 from zreal.zero.boundaries import LiveBoundaries
 from zreal.zero.meta_modules import MetaModule, is_meta

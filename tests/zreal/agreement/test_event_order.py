@@ -27,8 +27,8 @@ from zreal import torch_private
 from zreal.meters.memory import MemoryMeter
 from zreal.meters.mesh_groups import device_mesh
 from zreal.modules import modules
+from zreal.modules.initial_values import made
 from zreal.modules.numerics import batches as batching
-from zreal.modules.numerics.initial_values import made
 from zreal.observer.subjects.table import SUBJECTS
 from zsim.ir.ops import Alloc, Op
 from zsim.scenario.plan import plan

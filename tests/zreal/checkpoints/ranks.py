@@ -29,7 +29,7 @@ from zreal import torch_private
 from zreal.meters.collectives import SETTLE_S
 from zreal.meters.memory import MemoryMeter
 from zreal.modules import modules
-from zreal.modules.numerics.initial_values import Initialiser
+from zreal.modules.initial_values import Initialiser
 from zreal.observer.subjects import Subject
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes.rendezvous import rendezvous

@@ -23,8 +23,8 @@ from tests.support.installed_torch import TORCH
 from zreal import torch_private
 from zreal.meters.mesh_groups import device_mesh
 from zreal.modules import modules
+from zreal.modules.initial_values import made
 from zreal.modules.numerics import batches
-from zreal.modules.numerics.initial_values import made
 from zreal.observer.subjects.table import SUBJECTS
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc

@@ -11,7 +11,7 @@ import torch
 from zreal import torch_private
 from zreal.meters.measured_step import MeasuredRank
 from zreal.modules import modules
-from zreal.modules.numerics.initial_values import Initialiser, by_unit
+from zreal.modules.initial_values import Initialiser, by_unit
 from zreal.observer.observer import observe
 from zreal.observer.subjects.table import SUBJECTS
 from zreal.observer.whole_tensors import whole_parameters

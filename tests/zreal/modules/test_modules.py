@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from zreal.modules import modules
+from zreal.modules.initial_values import DTYPES
 from zreal.modules.numerics import batches
-from zreal.modules.numerics.initial_values import DTYPES
 from zreal.modules.operators import apply
 from zsim.autograd.aten.operator_calls import calls
 from zsim.autograd.lowering.lower_model import lower

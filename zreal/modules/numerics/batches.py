@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from zreal.modules.numerics.initial_values import DTYPES, generator_of
+from zreal.modules.initial_values import DTYPES, generator_of
 from zreal.modules.own.own_module import OwnModel
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch, Precision

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from zreal.modules import modules
+from zreal.modules.initial_values import DTYPES
 from zreal.modules.numerics import batches as batching
-from zreal.modules.numerics.initial_values import DTYPES
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.modules.rank_modules import RankModules
 from zsim.models.spec import ModelSpec

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zreal.modules.numerics.initial_values import DTYPES, generator_of
+from zreal.modules.initial_values import DTYPES, generator_of
 from zreal.modules.own.deferred import Deferred, recording
 from zreal.modules.own.user_code import user_code_error
 from zsim.autograd.traced.model import TracedModel

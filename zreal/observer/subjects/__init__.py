@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from zreal.modules.initial_values import Make
 from zreal.modules.modules import Model
-from zreal.modules.numerics.initial_values import Make
 from zsim.scenario.scenario import Scenario
 
 

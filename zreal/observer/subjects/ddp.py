@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from zreal.meters.held_memory import state_tensors
+from zreal.modules.initial_values import DTYPES, Make, by_unit
 from zreal.modules.modules import Model
-from zreal.modules.numerics.initial_values import DTYPES, Make, by_unit
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.observer.subjects import Subject
 from zsim.scenario.scenario import Scenario

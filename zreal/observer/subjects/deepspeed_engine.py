@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from zreal.meters.held_memory import state_tensors
+from zreal.modules.initial_values import Make, by_unit
 from zreal.modules.modules import Model
-from zreal.modules.numerics.initial_values import Make, by_unit
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.observer.subjects import Subject
 from zsim.errors import BackendUnavailableError

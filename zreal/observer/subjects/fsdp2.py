@@ -20,8 +20,8 @@ from torch.distributed.fsdp import (
 
 from zreal import torch_private
 from zreal.meters.held_memory import state_tensors
+from zreal.modules.initial_values import DTYPES, Make, by_unit
 from zreal.modules.modules import Model
-from zreal.modules.numerics.initial_values import DTYPES, Make, by_unit
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.observer.subjects import Subject
 from zsim.models.spec import ROOT

@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from zreal.meters.held_memory import state_tensors
+from zreal.modules.initial_values import Make
 from zreal.modules.modules import Model
-from zreal.modules.numerics.initial_values import Make
 from zreal.modules.optimizers import EPSILON, trained
 from zreal.observer.subjects import Subject, ddp
 from zsim.models.training_options import Optimizer

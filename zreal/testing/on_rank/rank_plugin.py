@@ -21,7 +21,7 @@ import pytest
 from _pytest._io import TerminalWriter
 
 from zreal.testing.on_rank.bodies import Served, call_function, failure, function_error, trimmed
-from zreal.testing.pytest_plugin import RANK
+from zreal.testing.options import RANK
 
 AUTOLOAD = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
 

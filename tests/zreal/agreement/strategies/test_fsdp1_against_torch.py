@@ -13,8 +13,8 @@ from tests.support.cases.sampling import one_in
 from zreal import torch_private
 from zreal.meters.mesh_groups import device_mesh
 from zreal.modules import modules
+from zreal.modules.initial_values import made
 from zreal.modules.numerics import batches as batching
-from zreal.modules.numerics.initial_values import made
 from zreal.observer.subjects.table import SUBJECTS
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse

@@ -14,7 +14,7 @@ from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zreal import torch_private
 from zreal.meters.mesh_groups import device_mesh
 from zreal.modules import modules
-from zreal.modules.numerics.initial_values import made
+from zreal.modules.initial_values import made
 from zreal.observer.subjects.table import SUBJECTS
 from zsim.errors import ScenarioError
 from zsim.scenario.scenario import Scenario, parse

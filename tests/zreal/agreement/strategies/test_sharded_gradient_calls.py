@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.cases.sampling import one_in
 from zreal import torch_private
-from zreal.modules.numerics.initial_values import DTYPES
+from zreal.modules.initial_values import DTYPES
 from zreal.observer.observer import observe
 from zsim.ir.ops import ACCUMULATE, Alloc, Op
 from zsim.scenario.plan import plan

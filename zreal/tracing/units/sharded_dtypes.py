@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from zreal.modules.numerics.initial_values import DTYPES
+from zreal.modules.initial_values import DTYPES
 from zreal.tracing.units.unit_hooks import Boundaries
 from zsim.models.spec import ROOT, ParamGroup
 
