@@ -164,7 +164,7 @@ MUTATIONS: tuple[Mutation, ...] = (
          "return [group.layout.padded_numel for group in self.trained]"),
         ("return self.rounds and self.training.precision.master", "return self.rounds"),
         ("        for group in reversed(self.groups):\n", "        for group in self.groups:\n"),
-        ('            gone = Free(Buffer.of(group.fqn, "unsharded"))\n'
+        ('            gone = Free(buffer_of(group.fqn, "unsharded"))\n'
          '            step.issue("free", group.fqn, stream="host", memory=(gone,))\n',
          "            pass\n"),
     ),
@@ -306,11 +306,11 @@ MUTATIONS: tuple[Mutation, ...] = (
          '    return ("momentum_buffer",)\n'),
         ('on_device = device == "cpu" or optimizer.implementation == "fused"', "on_device = True"),
         ("        elif numel:\n", "        else:\n"),
-        ('yield Alloc(f"{owner}.{index}.{name}", "optimizer_states", numel * element)',
-         'yield Alloc(f"{owner}.{index}.{name}", "optimizer_states", numel * 4)'),
-        ("    return (*made, *[Free(alloc.buffer) for alloc in reversed(made)])\n",
-         "    return (*made,)\n"),
-        ('            yield Free(f"{name}.root")\n', ""),
+        ('yield Alloc(state_of(owner, index, name), "optimizer_states", numel * element)',
+         'yield Alloc(state_of(owner, index, name), "optimizer_states", numel * 4)'),
+        ("    return (*counted, *made, *[Free(alloc.buffer) for alloc in reversed(made)])\n",
+         "    return (*counted, *made)\n"),
+        ('            yield Free(form_of(name, "root"))\n', ""),
         ('        return ("exp_avg", "exp_avg_sq")\n', '        return ("exp_avg",)\n'),
     ),
     *_of(

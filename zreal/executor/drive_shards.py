@@ -16,7 +16,7 @@ from zreal.executor.host_shards import HostShards
 from zreal.executor.swapped_files import SwappedFiles
 from zreal.modules.initial_values import DTYPES
 from zsim.errors import ProgramError
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import buffer_of, role_of
 from zsim.ir.ops import HostAlloc, Op
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.flat_buffer.host_buffers import (
@@ -49,7 +49,7 @@ class DriveShards(HostShards):
         with self.uncounted():
             for event in op.host:
                 assert isinstance(event, HostAlloc)
-                dtype = EXACT if Buffer(event.buffer).role == "buffers" else DTYPES[self.dtype]
+                dtype = EXACT if role_of(event.buffer) == "buffers" else DTYPES[self.dtype]
                 self.live[event.buffer] = torch.zeros(
                     event.nbytes // dtype.itemsize, dtype=dtype, pin_memory=self.pins
                 )
@@ -60,27 +60,27 @@ class DriveShards(HostShards):
         unit, files = op.unit, self.files
         with self.uncounted():
             if self.offload.parameters == "nvme":
-                files.make(Buffer.of(unit, "parameters"), rounded)
+                files.make(buffer_of(unit, "parameters"), rounded)
             if trained:
-                files.make(Buffer.of(unit, "gradient"), torch.zeros_like(exact))
-                master = files.make(Buffer.of(unit, "master"), exact)
+                files.make(buffer_of(unit, "gradient"), torch.zeros_like(exact))
+                master = files.make(buffer_of(unit, "master"), exact)
                 self.optimizer.stepped[unit] = master.detach()
 
     def gradient(self, unit: str) -> Tensor:
         """The gradient where it is: in a buffer, or in its file."""
-        name = Buffer.of(unit, "gradient")
+        name = buffer_of(unit, "gradient")
         return self._slots.get(name, self.files.live[name])
 
     def take_gradient(self, unit: str, gradient: Tensor) -> None:
         """Copy a gradient from the device into the next buffer."""
         slot = self._slot("buffers", self._sent % self.offload.buffer_count, gradient.numel())
         self._sent += 1
-        self._slots[Buffer.of(unit, "gradient")] = slot
+        self._slots[buffer_of(unit, "gradient")] = slot
         HostShards.take_gradient(self, unit, gradient)
 
     def _slot(self, role: str, number: int, numel: int) -> Tensor:
         """The first `numel` elements of a buffer."""
-        pool = self.live[Buffer.of(SWAP, role)]
+        pool = self.live[buffer_of(SWAP, role)]
         count = self.offload.buffer_count if role == "buffers" else PARAMETER_BUFFERS
         return pool.narrow(0, number * (pool.numel() // count), numel)
 
@@ -115,12 +115,12 @@ class DriveShards(HostShards):
         first = self._read % self.offload.groups_in_flight * BUFFERS_PER_GROUP
         self._read += 1
         moved = 0
-        gradient = self.files.live[Buffer.of(unit, "gradient")]
+        gradient = self.files.live[buffer_of(unit, "gradient")]
         for number, tensor in enumerate([gradient, *self._tensors(unit)]):
             slot = self._slot("buffers", first + number, tensor.numel())
             moved += _copied(slot, tensor)
             if tensor is gradient:
-                self._slots[Buffer.of(unit, "gradient")] = slot
+                self._slots[buffer_of(unit, "gradient")] = slot
             else:
                 tensor.data = slot
         return moved
@@ -137,7 +137,7 @@ class DriveShards(HostShards):
 
     def _read_parameters(self, unit: str) -> int:
         """Bring a shard of parameters into the next buffer of those."""
-        name = Buffer.of(unit, "parameters")
+        name = buffer_of(unit, "parameters")
         file = self.files.live[name]
         number = self._brought % PARAMETER_BUFFERS
         self._slots[name] = self._slot("parameters", number, file.numel())
@@ -146,18 +146,18 @@ class DriveShards(HostShards):
 
     def parameters(self, unit: str) -> Tensor:
         """The shard in the dtype of compute where it is: in a buffer, or in its file."""
-        name = Buffer.of(unit, "parameters")
+        name = buffer_of(unit, "parameters")
         if self.offload.parameters == "nvme":
             return self._slots.get(name, self.files.live[name])
         return HostShards.parameters(self, unit)
 
     def crossed(self, unit: str) -> None:
         """A shard of parameters is on the device, and its buffer free."""
-        self._slots.pop(Buffer.of(unit, "parameters"), None)
+        self._slots.pop(buffer_of(unit, "parameters"), None)
 
     def step(self, unit: str) -> None:
         """Step one group in its buffers."""
-        name = Buffer.of(unit, "parameters")
+        name = buffer_of(unit, "parameters")
         if self.offload.parameters == "nvme":
             numel = self.optimizer.stepped[unit].numel()
             self._slots[name] = self._slot("parameters", self._brought % PARAMETER_BUFFERS, numel)
@@ -171,14 +171,14 @@ class DriveShards(HostShards):
 
     def _write(self, unit: str) -> int:
         """Write a gradient that has come, or what is stepped, from buffers to files."""
-        gradient, rounded = Buffer.of(unit, "gradient"), Buffer.of(unit, "parameters")
+        gradient, rounded = buffer_of(unit, "gradient"), buffer_of(unit, "parameters")
         if unit not in self._stepped:
             return _copied(self.files.live[gradient], self._slots.pop(gradient))
         self._stepped.remove(unit)
         del self._slots[gradient]
         moved = 0
         for number, tensor in enumerate(self._tensors(unit)):
-            name = Buffer.of(unit, f"state.{number}" if number else "master")
+            name = buffer_of(unit, f"state.{number}" if number else "master")
             if name not in self.files.live:
                 self.files.make(name, torch.zeros_like(tensor))
             moved += _copied(self.files.live[name], tensor)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zreal import torch_private
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import buffer_of
 from zsim.strategies.flat_buffer.groups import FlatGroup
 
 
@@ -29,21 +29,21 @@ class FlatBuffers:
 
     def full(self, unit: str) -> Tensor:
         """The whole padded parameters of `unit`; without memory while they are resharded."""
-        unsharded = Buffer.of(unit, "unsharded")
-        return self.live[unsharded if unsharded in self.live else Buffer.of(unit, "parameters")]
+        unsharded = buffer_of(unit, "unsharded")
+        return self.live[unsharded if unsharded in self.live else buffer_of(unit, "parameters")]
 
     def shard(self, unit: str) -> Tensor:
         """This rank's parameters of `unit`: a buffer of their own, or a slice of the whole."""
-        kept = self.live[Buffer.of(unit, "parameters")]
+        kept = self.live[buffer_of(unit, "parameters")]
         is_shard = kept.numel() == self.groups[unit].layout.shard_numel
         return kept if is_shard else self.own_slice(unit, kept)
 
     def gradient(self, unit: str) -> Tensor:
         """This rank's gradients of `unit`: a buffer of their own, or a slice of the whole."""
-        shard = self.live.get(Buffer.of(unit, "gradient_shard"))
+        shard = self.live.get(buffer_of(unit, "gradient_shard"))
         if shard is not None:
             return shard
-        return self.own_slice(unit, self.live[Buffer.of(unit, "gradients")])
+        return self.own_slice(unit, self.live[buffer_of(unit, "gradients")])
 
     def own_slice(self, unit: str, full: Tensor) -> Tensor:
         """This rank's slice of a whole buffer of `unit`."""

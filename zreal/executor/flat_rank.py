@@ -27,7 +27,7 @@ from zreal.modules import emulation
 from zreal.modules.clipping import Clipping
 from zreal.modules.initial_values import DTYPES, Make, made
 from zsim.errors import ProgramError
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import buffer_of, owner_of, role_of
 from zsim.ir.host_ledger import OFFLOADED
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.models.spec import ModelSpec, Module
@@ -152,18 +152,18 @@ class FlatRank:
             parameter.data = view
             if group.trained and self.gradient_dtype != self.dtype:
                 parameter.register_post_accumulate_grad_hook(self._add_to_main)
-        kept = "unsharded" if Buffer.of(unit, "unsharded") in made else "parameters"
-        buffers.live[Buffer.of(unit, kept)] = flat
-        if Buffer.of(unit, "parameters") in made and kept == "unsharded":
-            buffers.live[Buffer.of(unit, "parameters")] = buffers.own_slice(unit, flat).clone()
+        kept = "unsharded" if buffer_of(unit, "unsharded") in made else "parameters"
+        buffers.live[buffer_of(unit, kept)] = flat
+        if buffer_of(unit, "parameters") in made and kept == "unsharded":
+            buffers.live[buffer_of(unit, "parameters")] = buffers.own_slice(unit, flat).clone()
         if self.host is not None:
             own = buffers.own_slice(unit, exact), buffers.own_slice(unit, flat)
             self.host.construct(op, *own, trained=group.trained)
         elif group.trained:
             self.optimizer.stepped[unit] = buffers.shard(unit)
-        if Buffer.of(unit, "master") in made:
+        if buffer_of(unit, "master") in made:
             master = buffers.own_slice(unit, exact).clone()
-            self.optimizer.stepped[unit] = buffers.live[Buffer.of(unit, "master")] = master
+            self.optimizer.stepped[unit] = buffers.live[buffer_of(unit, "master")] = master
 
     def enter(self, module: Module, *, backward: bool) -> None:
         """Before `module` computes: require its parameters, and in backward make its gradients.
@@ -182,9 +182,9 @@ class FlatRank:
                     found="it sharded",
                     remedy="the Program must all-gather it first",
                 )
-            if backward and group.trained and Buffer.of(unit, "gradients") not in self.buffers.live:
+            if backward and group.trained and buffer_of(unit, "gradients") not in self.buffers.live:
                 flat = torch.zeros_like(full, dtype=self.gradient_dtype)
-                self.buffers.live[Buffer.of(unit, "gradients")] = flat
+                self.buffers.live[buffer_of(unit, "gradients")] = flat
                 for parameter, view in self.buffers.views(group, flat):
                     if flat.dtype == parameter.dtype:
                         parameter.grad = view
@@ -214,7 +214,7 @@ class FlatRank:
 
     def _carry_out(self, op: Op) -> None:
         live = self.buffers.live
-        has_output = Buffer.of(op.unit, "reduce_output") in live
+        has_output = buffer_of(op.unit, "reduce_output") in live
         match op.kind:
             case "all_gather":
                 self._gather(op)
@@ -228,8 +228,8 @@ class FlatRank:
                 self._copy_back(op)
             case "copy":
                 reduce = DTYPES[self.scenario.precision.reduce]
-                gradients = live[Buffer.of(op.unit, "gradients")]
-                live[Buffer.of(op.unit, "reduce_input")] = gradients.to(reduce)
+                gradients = live[buffer_of(op.unit, "gradients")]
+                live[buffer_of(op.unit, "reduce_input")] = gradients.to(reduce)
             case "optimizer" | "all_reduce" if op.unit in (clipping.NORMS, clipping.CLIP):
                 self._clip(op)
             case "all_reduce" if op.group == REPLICAS:
@@ -253,7 +253,7 @@ class FlatRank:
         """All-gather a shard, which goes where it was brought from the host for this."""
         full = self.buffers.full(op.unit)
         full.untyped_storage().resize_(full.numel() * full.element_size())
-        onloaded = self.buffers.live.pop(Buffer.of(op.unit, "onloaded"), None)
+        onloaded = self.buffers.live.pop(buffer_of(op.unit, "onloaded"), None)
         shard = self.buffers.shard(op.unit) if onloaded is None else onloaded
         self._issue(op, torch_private.all_gather, full, shard)
         if onloaded is not None:
@@ -267,10 +267,10 @@ class FlatRank:
         unit, live = op.unit, self.buffers.live
         if op.kernels[-1].operator.startswith("to_host"):
             host.take_gradient(unit, self.buffers.gradient(unit))
-            if Free(Buffer.of(unit, "gradient_shard")) in op.memory:
-                self.streams.free(live.pop(Buffer.of(unit, "gradient_shard")), op.stream)
+            if Free(buffer_of(unit, "gradient_shard")) in op.memory:
+                self.streams.free(live.pop(buffer_of(unit, "gradient_shard")), op.stream)
             return
-        source, onloaded = host.parameters(unit), Buffer.of(unit, "onloaded")
+        source, onloaded = host.parameters(unit), buffer_of(unit, "onloaded")
         if onloaded in _allocated(op):
             live[onloaded] = torch.empty_like(source, device=self.device)
         target = live[onloaded] if onloaded in live else self.buffers.shard(unit)
@@ -312,7 +312,7 @@ class FlatRank:
     def _reduce_in_place(self, op: Op) -> None:
         """Sum the gradients over ranks, or the copy of them in the reduce dtype."""
         live = self.buffers.live
-        buffer = live.get(Buffer.of(op.unit, "reduce_input"), live[Buffer.of(op.unit, "gradients")])
+        buffer = live.get(buffer_of(op.unit, "reduce_input"), live[buffer_of(op.unit, "gradients")])
         if op.kind == "all_reduce":
             self._issue(op, dist.all_reduce, buffer)
         else:
@@ -322,17 +322,17 @@ class FlatRank:
     def _reduce_over_replicas(self, op: Op) -> None:
         """Sum this rank's shard over its replicas: in the reduce dtype, or the gradient itself."""
         live, unit = self.buffers.live, op.unit
-        output = live.get(Buffer.of(unit, "reduce_output"))
-        if output is None and Buffer.of(unit, "reduce_input") in live:
-            output = self.buffers.own_slice(unit, live[Buffer.of(unit, "reduce_input")])
+        output = live.get(buffer_of(unit, "reduce_output"))
+        if output is None and buffer_of(unit, "reduce_input") in live:
+            output = self.buffers.own_slice(unit, live[buffer_of(unit, "reduce_input")])
         self._issue(op, dist.all_reduce, self.buffers.gradient(unit) if output is None else output)
 
     def _copy_back(self, op: Op) -> None:
         """Cast reduced gradients back, as many as the Program moves: all, or this rank's slice.
         Where it fills, zero the other ranks' slices."""
-        gradients = self.buffers.live[Buffer.of(op.unit, "gradients")]
+        gradients = self.buffers.live[buffer_of(op.unit, "gradients")]
         own = self.buffers.own_slice(op.unit, gradients)
-        reduced = self.buffers.live.pop(Buffer.of(op.unit, "reduce_input"), None)
+        reduced = self.buffers.live.pop(buffer_of(op.unit, "reduce_input"), None)
         if reduced is not None:
             if op.kernels[0].nbytes == reduced.nbytes + gradients.nbytes:
                 gradients.copy_(reduced)
@@ -347,26 +347,26 @@ class FlatRank:
     def _reduce_scatter(self, op: Op) -> None:
         """Sum over ranks into the gradient shard, or into an output from which it is made."""
         unit, live = op.unit, self.buffers.live
-        source = live.pop(Buffer.of(unit, "reduce_input"), live[Buffer.of(unit, "gradients")])
+        source = live.pop(buffer_of(unit, "reduce_input"), live[buffer_of(unit, "gradients")])
         output = source.new_empty(self.buffers.groups[unit].layout.shard_numel)
         self._issue(op, torch_private.reduce_scatter, output, source)
-        if source is not live[Buffer.of(unit, "gradients")]:
+        if source is not live[buffer_of(unit, "gradients")]:
             self.streams.free(source)
-        name = Buffer.of(unit, "reduce_output")
-        live[name if name in _allocated(op) else Buffer.of(unit, "gradient_shard")] = output
+        name = buffer_of(unit, "reduce_output")
+        live[name if name in _allocated(op) else buffer_of(unit, "gradient_shard")] = output
 
     def _keep_output(self, op: Op) -> None:
         """Make the gradient shard of a reduction's output in its dtype, or add to the existing one.
 
         Where the Program frees that and keeps the output, it is the output that is added to.
         """
-        live, shard = self.buffers.live, Buffer.of(op.unit, "gradient_shard")
+        live, shard = self.buffers.live, buffer_of(op.unit, "gradient_shard")
         if Free(shard) in op.memory:
             kept = live.pop(shard)
-            live[Buffer.of(op.unit, "reduce_output")].add_(kept)
+            live[buffer_of(op.unit, "reduce_output")].add_(kept)
             release(kept)
             return
-        output = live.pop(Buffer.of(op.unit, "reduce_output"))
+        output = live.pop(buffer_of(op.unit, "reduce_output"))
         if shard in _allocated(op):
             live[shard] = output.to(self.gradient_dtype, copy=True)
         else:
@@ -378,15 +378,15 @@ class FlatRank:
         live = self.buffers.live
         for event in op.memory:
             if isinstance(event, Free) and event.buffer in live:  # autograd frees others
-                buffer = Buffer(event.buffer)
-                if buffer.role == "gradients":  # a reduction may read it
+                buffer, role = event.buffer, role_of(event.buffer)
+                if role == "gradients":  # a reduction may read it
                     self.streams.free(live[buffer])
                 else:
                     release(live[buffer])
-                if buffer.role != "unsharded":
+                if role != "unsharded":
                     del live[buffer]
-                if buffer.role == "gradients":
-                    self._forget_gradients(buffer.owner)
+                if role == "gradients":
+                    self._forget_gradients(owner_of(buffer))
 
     def _forget_gradients(self, unit: str) -> None:
         for parameter in self.buffers.groups[unit].group.parameters:
@@ -405,10 +405,10 @@ class FlatRank:
             if name in with_memory:
                 continue
             del live[name]
-            if Buffer(name).role == "gradients":
-                self._forget_gradients(Buffer(name).owner)
+            if role_of(name) == "gradients":
+                self._forget_gradients(owner_of(name))
         for unit in self.buffers.groups:
-            name = Buffer.of(unit, "unsharded")
+            name = buffer_of(unit, "unsharded")
             if with_memory.get(name) and live[name].untyped_storage().size() == 0:
                 self.buffers.gather(unit)
 
@@ -439,7 +439,7 @@ class FlatRank:
 
     def _with_role(self, *roles: str) -> list[Tensor]:
         named = self.buffers.live.items()
-        return [tensor for name, tensor in named if Buffer(name).role in roles]
+        return [tensor for name, tensor in named if role_of(name) in roles]
 
     def parameters(self, stepped: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Every parameter whole, all-gathered, as the optimizer has it; for parity.
@@ -460,7 +460,7 @@ class FlatRank:
 
     def _unstepped(self, unit: str) -> Tensor:
         """The shard of parameters that are not stepped, where it lives."""
-        if Buffer.of(unit, "parameters") in self.buffers.live or self.host is None:
+        if buffer_of(unit, "parameters") in self.buffers.live or self.host is None:
             return self.buffers.shard(unit)
         return self.host.parameters(unit)
 

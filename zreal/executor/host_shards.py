@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zreal.executor.rank_optimizer import RankOptimizer
 from zreal.modules.initial_values import DTYPES
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import buffer_of, role_of
 from zsim.ir.ops import HostAlloc, Op
 from zsim.models.training_options import Dtype, Offload
 from zsim.strategies.building.kernels import MASTER_DTYPE
@@ -53,7 +53,7 @@ class HostShards:
             for event in op.host:
                 if not isinstance(event, HostAlloc):
                     continue
-                source = sources.get(Buffer(event.buffer).role)
+                source = sources.get(role_of(event.buffer))
                 made = torch.zeros(
                     exact.numel(), dtype=exact.dtype if source is None else source.dtype,
                     pin_memory=event.pinned and self.pins,
@@ -61,12 +61,12 @@ class HostShards:
                 if source is not None:
                     made.copy_(source)
                 self.live[event.buffer] = made
-        if trained and Buffer.of(op.unit, "master") in self.live:
-            self.optimizer.stepped[op.unit] = self.live[Buffer.of(op.unit, "master")]
+        if trained and buffer_of(op.unit, "master") in self.live:
+            self.optimizer.stepped[op.unit] = self.live[buffer_of(op.unit, "master")]
 
     def gradient(self, unit: str) -> Tensor:
         """The float32 gradient of a group's shard."""
-        return self.live[Buffer.of(unit, "gradient")]
+        return self.live[buffer_of(unit, "gradient")]
 
     def take_gradient(self, unit: str, gradient: Tensor) -> None:
         """Copy a gradient from the device, cast there where it is not float32."""
@@ -75,8 +75,8 @@ class HostShards:
 
     def parameters(self, unit: str) -> Tensor:
         """The shard in the dtype of compute, as it goes to the device."""
-        name = Buffer.of(unit, sent_back(self.offload, dtype=self.dtype) or "master")
-        return self.live[name] if name in self.live else self.live[Buffer.of(unit, "parameters")]
+        name = buffer_of(unit, sent_back(self.offload, dtype=self.dtype) or "master")
+        return self.live[name] if name in self.live else self.live[buffer_of(unit, "parameters")]
 
     def step(self, unit: str) -> None:
         """Step one group, and round what is stepped."""

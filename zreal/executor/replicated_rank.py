@@ -21,7 +21,7 @@ from zreal.modules.initial_values import DTYPES, Make, by_unit, made
 from zreal.modules.modules import Model
 from zsim.autograd.lowering import lower_model
 from zsim.errors import ProgramError
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import bucket_number, buffer_of, owner_of
 from zsim.ir.ops import Alloc, Op
 from zsim.models.repeats import with_forwards
 from zsim.models.spec import Module
@@ -118,7 +118,7 @@ class ReplicatedRank:
     def _allocate_used_parameters(self) -> None:
         """DDP's maps of used parameters, int32, on the host and on the device."""
         for where, device in (("host", torch.device("cpu")), ("device", self.device)):
-            self.live[Buffer.of(buckets.USED, where)] = torch.zeros(
+            self.live[buffer_of(buckets.USED, where)] = torch.zeros(
                 len(self.optimizer.stepped), dtype=torch.int32, device=device
             )
 
@@ -197,11 +197,12 @@ class ReplicatedRank:
     def is_ready(self, op: Op, arrived: Set[str]) -> bool:
         """True where `op` reduces a bucket whose gradients have all `arrived`. DDP does so inside a
         module's backward, and copies buckets back at its end."""
-        if not op.unit.startswith("bucket.") or (
+        number = bucket_number(op.unit)
+        if number is None or (
             op.kind == "copy" and op.stream != "callback" and op.unit in self._filled
         ):
             return False
-        bucket = self._buckets[int(op.unit.rsplit(".", 1)[1])]
+        bucket = self._buckets[number]
         return {p.fqn for p in bucket} & self.scenario.model.trained <= arrived
 
     def _all_reduce(self, op: Op, tensor: Tensor) -> None:
@@ -222,7 +223,7 @@ class ReplicatedRank:
         """Allocate the buckets among the op's buffers."""
         dtype, device = self._dtype, self.device
         for event in op.memory:
-            if isinstance(event, Alloc) and Buffer(event.buffer).owner != buckets.USED:
+            if isinstance(event, Alloc) and owner_of(event.buffer) != buckets.USED:
                 numel = event.nbytes // dtype.itemsize
                 self.live[event.buffer] = torch.empty(numel, dtype=dtype, device=device)
 
@@ -231,7 +232,7 @@ class ReplicatedRank:
 
     def _reduced(self, unit: str) -> Tensor:
         """The bucket, or its copy in the reduce dtype."""
-        return self.live.get(Buffer.of(unit, "cast"), self._bucket(unit))
+        return self.live.get(buffer_of(unit, "cast"), self._bucket(unit))
 
     def _views(self, unit: str) -> list[tuple[nn.Parameter, Tensor]]:
         """Each parameter of the bucket with the view of its gradient in it."""
@@ -256,10 +257,10 @@ class ReplicatedRank:
             else:
                 torch.mul(parameter.grad, 1 / ranks, out=view)
         if casts:
-            self.live[Buffer.of(op.unit, "cast")] = self._bucket(op.unit).to(reduce).div_(ranks)
+            self.live[buffer_of(op.unit, "cast")] = self._bucket(op.unit).to(reduce).div_(ranks)
 
     def _cast_back(self, op: Op) -> None:
-        cast = self.live.pop(Buffer.of(op.unit, "cast"))
+        cast = self.live.pop(buffer_of(op.unit, "cast"))
         self._bucket(op.unit).copy_(cast)
         self.streams.free(cast, op.stream)
 

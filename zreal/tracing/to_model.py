@@ -31,7 +31,7 @@ from zsim.autograd.lowered import (
 )
 from zsim.autograd.tape import SEED
 from zsim.autograd.traced.model import FAMILY, LOSS, TracedModel, check, placed, stretch, whole
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import Buffer, buffer_of, numbered, traced_of
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryKind
 from zsim.models.spec import MODEL_INPUT, ROOT, Module, ParamGroup, without_run
 from zsim.models.training_options import Batch, Device, Dtype
@@ -176,10 +176,10 @@ def _seen(
     buffers = _Names(
         marks=marks, copied=gradients.copied,
         given=dict(
-            zip(map(lives.final, loss), (SEED, Buffer.of(stretches[-1].fqn, LOSS)), strict=True)
+            zip(map(lives.final, loss), (SEED, buffer_of(stretches[-1].fqn, LOSS)), strict=True)
         ),
         inputs={
-            storage: f"{MODEL_INPUT}.{i}" if i else MODEL_INPUT
+            storage: numbered(MODEL_INPUT, i) if i else Buffer(MODEL_INPUT)
             for i, storage in enumerate(step.cast_inputs)
         },
     )
@@ -237,11 +237,11 @@ class _Names:
 
     marks: Mapping[int, tuple[str, ...]]
     copied: set[str]
-    given: Mapping[int, str]
-    inputs: Mapping[int, str]
+    given: Mapping[int, Buffer]
+    inputs: Mapping[int, Buffer]
     backward: bool = False
-    known: dict[int, str] = field(default_factory=dict)
-    freed: dict[int, str] = field(default_factory=dict)
+    known: dict[int, Buffer] = field(default_factory=dict)
+    freed: dict[int, Buffer] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
 
 
@@ -279,7 +279,7 @@ def _born(fqn: str, born: Born, names: _Names) -> list[TapeEvent]:
     if born.storage in names.given:
         return [Alloc(names.given[born.storage], kind, born.nbytes)]
     names.counts[fqn] += 1
-    name = names.inputs.get(born.storage, f"{fqn}:{names.counts[fqn]}.{born.operator}")
+    name = names.inputs.get(born.storage, traced_of(fqn, names.counts[fqn], born.operator))
     names.known[born.storage] = name
     return [Alloc(name, kind, born.nbytes)]
 

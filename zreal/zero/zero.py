@@ -32,7 +32,7 @@ from zreal.zero.shard_optimizer import ShardOptimizer
 from zreal.zero.sharded_gradients import ShardedGradients
 from zsim.autograd.traced.model import TracedModel
 from zsim.errors import ArgumentError, ZsimError
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import buffer_of
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.models.training_options import Device, Dtype, Precision
@@ -342,4 +342,4 @@ class ZeRO:
 
 
 def _whole(unit: str) -> str:
-    return Buffer.of(unit, "unsharded")
+    return buffer_of(unit, "unsharded")

@@ -8,6 +8,7 @@ from zsim.autograd.aten.call import Call
 from zsim.autograd.gradients import GradientPart
 from zsim.autograd.lowered import NodeOver, ParameterGradient
 from zsim.autograd.values import Values
+from zsim.ir.buffers import form_of
 from zsim.ir.ops import Free
 
 
@@ -52,9 +53,11 @@ class _Node:
         """The formula runs: its scratch, its gradients, made `in_place` of a saved value where it
         names one, and what is to be summed."""
         storages, call = self.values.storages, self.call
-        scratch = [f"{call.output}.backward_scratch{i}" for i in range(len(call.backward_scratch))]
-        for name, nbytes in zip(scratch, call.backward_scratch, strict=True):
-            storages.allocate(name, nbytes, temporary=True)
+        scratch = [
+            form_of(call.output, "backward_scratch", i) for i in range(len(call.backward_scratch))
+        ]
+        for buffer, nbytes in zip(scratch, call.backward_scratch, strict=True):
+            storages.allocate(buffer, nbytes, temporary=True)
         if call.sum_first and not self.values.needs_gradient.intersection(call.passes):
             storages.release(self.gradient)
             self.gradient = ""
@@ -65,7 +68,7 @@ class _Node:
             elif name not in summed:
                 self._make_gradient(name, in_place=in_place)
             elif summed[name]:
-                storages.allocate(f"{call.output}.sum0", summed[name][0], temporary=True)
+                storages.allocate(form_of(call.output, "sum", 0), summed[name][0], temporary=True)
         # element by element and cat: what they make of it has its strides
         if self.gradient in self.values.gradients.turned and not call.one_node:
             self.values.gradients.turned.update(part for _, part in self.parts)
@@ -75,7 +78,7 @@ class _Node:
     def _make_product(self, name: str) -> None:
         """A gradient by a linear's own node, which multiplies with a copy of what is turned."""
         storages, call, is_bias = self.values.storages, self.call, name == self.call.bias
-        copy = f"{call.output}.turned"
+        copy = form_of(call.output, "turned")
         copies = self.gradient in self.values.gradients.turned and not is_bias
         if copies:
             storages.allocate(copy, call.nbytes, temporary=True)
@@ -105,11 +108,11 @@ class _Node:
         storages, output = self.values.storages, self.call.output
         for name, sizes in dict(self.call.summed).items():
             for number, nbytes in enumerate(sizes[1:], start=1):
-                storages.allocate(f"{output}.sum{number}", nbytes, temporary=True)
-                storages.release(f"{output}.sum{number - 1}")
+                storages.allocate(form_of(output, "sum", number), nbytes, temporary=True)
+                storages.release(form_of(output, "sum", number - 1))
             self._make_gradient(name)
             if sizes:
-                storages.release(f"{output}.sum{len(sizes) - 1}")
+                storages.release(form_of(output, "sum", len(sizes) - 1))
 
     def pass_on(self) -> None:
         """Inputs whose gradient is that of the output itself."""

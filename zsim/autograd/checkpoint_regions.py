@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from zsim.autograd.aten.call import Call
+from zsim.ir.buffers import form_of
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +45,7 @@ class Region:
     again: list[OperatorCalls]
     names: dict[str, Call]
     stops_early: bool = True
-    packed: dict[str, str] = field(default_factory=dict)
+    packed: Mapping[str, str] = field(default_factory=dict)
     """Names of the inputs as a hook hands them to the recomputation; empty without one."""
     saving: tuple[Call, ...] = field(init=False)
     """The recomputed calls that save something, in order."""
@@ -72,8 +73,8 @@ class Region:
             name for step in steps if step.cached for call in step.calls for name, _ in call.keeps
         }
         start = steps[-1].calls[-1].output  # no copy of a weight, which several runs may read
-        packed = {value: f"{start}.input{i}" for i, value in enumerate(inputs) if packs}
-        names = {value: f"{value}.again" for value in made - kept} | packed
+        packed = {value: form_of(start, "input", i) for i, value in enumerate(inputs) if packs}
+        names = {value: form_of(value, "again") for value in made - kept} | packed
         again = [
             OperatorCalls(
                 [_renamed(call, names) for call in step.calls],

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from zsim.autograd.aten.call import Call
-from zsim.autograd.lowered import SUM_OF_GRADIENTS, ParameterGradient
+from zsim.autograd.lowered import ParameterGradient
 from zsim.autograd.storages import Storages
+from zsim.ir.buffers import form_of
 
 GradientPart = tuple[str, str]
 """A value and a gradient of it."""
@@ -70,10 +72,10 @@ class Gradients:
             self.of_linears.add(gradient)
         return name, gradient
 
-    def new(self, value: str, *, called: str = ".grad") -> str:
-        """One more gradient of `value`, or `called` otherwise a sum of some."""
+    def new(self, value: str, form: Literal["grad", "summed"] = "grad") -> str:
+        """One more gradient of `value`, or a sum of some."""
         self.births[value] = self.births.get(value, 0) + 1
-        name = f"{value}{called}{self.births[value]}"
+        name = form_of(value, form, self.births[value])
         self.storages.allocate(name, self.nbytes[value], temporary=True)
         return name
 
@@ -138,7 +140,7 @@ class Gradients:
         if self.in_place and first not in self.of_linears and self.storages.references[first] == 1:
             self.added.append(part)
         else:
-            self.waiting[node] = self.new(value, called=SUM_OF_GRADIENTS)
+            self.waiting[node] = self.new(value, "summed")
             if first in self.turned:
                 self.turned.add(self.waiting[node])
             self.storages.release(first)

@@ -20,6 +20,7 @@ from zsim.autograd.aten.call import Call
 from zsim.autograd.checkpoint_regions import Region
 from zsim.autograd.lowered import HostCopies
 from zsim.autograd.values import Values
+from zsim.ir.buffers import Buffer, form_of
 from zsim.ir.ops import PAGEABLE, Alloc, Free, HostAlloc, Kernel, MemoryEvent
 
 KEPT = 2
@@ -38,14 +39,14 @@ class Crossings:
 
     def pack(self, name: str, nbytes: int) -> None:
         """Copy a value of `nbytes` to host memory, as `name`."""
-        self.host.append(HostAlloc(name, "activations", nbytes, self.pinned))
+        self.host.append(HostAlloc(Buffer(name), "activations", nbytes, self.pinned))
         self._cross("to_host", nbytes)
 
     def unpack(self, name: str, source: str, nbytes: int) -> None:
         """Copy what was packed of `source` to the device, and free it on the host."""
         self.values.know_again(name, source, nbytes)
         self.values.storages.allocate(name, nbytes)
-        self.host.append(Free(name))
+        self.host.append(Free(Buffer(name)))
         self._cross("to_device", nbytes)
 
     def _cross(self, direction: str, nbytes: int) -> None:
@@ -97,7 +98,7 @@ class SavedOnHost:
         values, nbytes = self.crossings.values, self.crossings.values.nbytes
         saved = [(name, nbytes[name]) for name in values.saved(call) if name in nbytes]
         return {
-            value: (f"{call.output}.saved{i}", size)
+            value: (form_of(call.output, "saved", i), size)
             for i, (value, size) in enumerate([*saved, *call.keeps])
         }
 
@@ -165,7 +166,7 @@ class InputsOnHost:
                 values.know_again(name, source, nbytes)
                 values.storages.view(name, source)
                 values.storages.release(source)
-                self.crossings.host.append(Free(name))
+                self.crossings.host.append(Free(Buffer(name)))
         if self._away and not self._kept:
             self._fetch(self._away.pop())
         return [name for name, _ in copies.values()]

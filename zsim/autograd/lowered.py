@@ -66,8 +66,6 @@ class NodeOver:
     """A node of autograd that makes gradients of parameters is over, and nothing went with it."""
 
 
-SUM_OF_GRADIENTS = ".summed"
-"""Suffix of a buffer with the sum of two gradients of one value, read by several operators."""
 TapeEvent = Alloc | Free | ParameterGradient | Accumulated | NodeOver | Recomputed | InnerCall
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from zsim.autograd.lowered import TapeEvent
-from zsim.ir.ops import Alloc, Free
+from zsim.ir.buffers import Buffer
+from zsim.ir.ops import Alloc, Free, MemoryKind
 
 
 @dataclass(slots=True)
@@ -19,7 +20,8 @@ class Storages:
 
     def allocate(self, name: str, nbytes: int, *, temporary: bool = False) -> None:
         """A new storage with one reference."""
-        self.events.append(Alloc(name, "temporaries" if temporary else "activations", nbytes))
+        kind: MemoryKind = "temporaries" if temporary else "activations"
+        self.events.append(Alloc(Buffer(name), kind, nbytes))
         self.references[name] = 1
 
     def view(self, name: str, of: str) -> None:
@@ -39,7 +41,7 @@ class Storages:
             self.references[name] = left
             return
         del self.references[name]
-        self.events.append(Free(name))
+        self.events.append(Free(Buffer(name)))
 
     def take(self) -> tuple[TapeEvent, ...]:
         """The events since the last time."""

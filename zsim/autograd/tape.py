@@ -21,16 +21,12 @@ from zsim.autograd.lowered import NO_COPIES, HostCopies, Recomputed, storage_eve
 from zsim.autograd.recomputation import recompute
 from zsim.autograd.storages import Storages
 from zsim.autograd.values import Values, dead_after, last_uses
+from zsim.ir.buffers import buffer_of, sum_of_losses
 from zsim.ir.ops import Free, MemoryEvent
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES, Batch, SavedTensorsHook
 
-SEED = "loss:seed"
-
-
-def summed(loss: str, forwards: int) -> str:
-    """The buffer of the sum of the losses of so many forwards, the last of which is `loss`."""
-    return loss if forwards == 1 else f"loss:sum{forwards}"
+SEED = buffer_of("loss", "seed")
 
 
 @dataclass(slots=True)
@@ -160,10 +156,10 @@ class Tape:
         these events apart."""
         if len(losses) > 1:
             self.values.storages.allocate(
-                summed(losses[-1], len(losses)), self.values.nbytes[losses[-1]]
+                sum_of_losses(losses[-1], len(losses)), self.values.nbytes[losses[-1]]
             )
             self.values.storages.release(losses[-1])
-            self.values.storages.release(summed(losses[-2], len(losses) - 1))
+            self.values.storages.release(sum_of_losses(losses[-2], len(losses) - 1))
         return tuple(storage_events(self.values.storages.take()))
 
     def seed(self, losses: list[str]) -> None:

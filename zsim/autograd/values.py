@@ -9,6 +9,7 @@ from zsim.autograd.aten.call import Call
 from zsim.autograd.checkpoint_regions import OperatorCalls
 from zsim.autograd.gradients import Gradients
 from zsim.autograd.storages import Storages
+from zsim.ir.buffers import form_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class Values:
         still keeps the call's extra outputs. A hook may `pack` what is saved."""
         storages = self.storages
         if call.scratch:
-            storages.allocate(f"{call.output}.scratch", call.scratch, temporary=True)
+            storages.allocate(form_of(call.output, "scratch"), call.scratch, temporary=True)
         for value in (call.output, *call.also):
             self.nbytes[value] = call.nbytes
             if call.view:
@@ -72,7 +73,7 @@ class Values:
             for name, _ in call.keeps:
                 storages.release(name)
         if call.scratch:
-            storages.release(f"{call.output}.scratch")
+            storages.release(form_of(call.output, "scratch"))
 
     def saved(self, call: Call) -> tuple[str, ...]:
         """The values that autograd saves of `call`: a weight's copy only for the gradient of an

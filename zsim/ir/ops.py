@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from zsim.ir.buffers import Buffer
+
 MemoryKind = Literal[
     "parameters",
     "gradients",
@@ -57,7 +59,7 @@ class Alloc:
     """`buffer`, `nbytes` of memory of `kind`, begins to live. Names are unique among the live
     buffers of a rank."""
 
-    buffer: Final[str]
+    buffer: Final[Buffer]
     kind: Final[MemoryKind]
     nbytes: Final[int]
 
@@ -66,7 +68,7 @@ class Alloc:
 class Free:
     """`buffer` stops living."""
 
-    buffer: Final[str]
+    buffer: Final[Buffer]
 
 
 MemoryEvent = Alloc | Free
@@ -77,7 +79,7 @@ class HostAlloc:
     """`buffer`, `nbytes` of host memory of `kind`, begins to live; `pinned` for the device's copies
     or pageable."""
 
-    buffer: Final[str]
+    buffer: Final[Buffer]
     kind: Final[MemoryKind]
     nbytes: Final[int]
     pinned: Final[bool] = False

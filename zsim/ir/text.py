@@ -15,6 +15,7 @@ import re
 from typing import Any, cast
 
 from zsim.errors import ProgramError
+from zsim.ir.buffers import Buffer
 from zsim.ir.ops import (
     MEMORY_KINDS,
     OP_KINDS,
@@ -103,14 +104,14 @@ def parse_op(line: str, *, number: int = 1) -> Op:
     for part in match["rest"].split(" | ")[1:]:
         kernel, alloc = _KERNEL.fullmatch(part), _ALLOC.fullmatch(part)
         if part.startswith("- "):
-            buffer = part[2:].removesuffix(IN_HOST)
+            buffer = Buffer(part[2:].removesuffix(IN_HOST))
             (memory if buffer == part[2:] else host).append(Free(buffer))
         elif alloc is not None and alloc[1] in MEMORY_KINDS:
             kind, nbytes = cast(Any, alloc[1]), _number(alloc[3])
             if alloc[4]:
-                host.append(HostAlloc(alloc[2], kind, nbytes, alloc[4] == "pinned"))
+                host.append(HostAlloc(Buffer(alloc[2]), kind, nbytes, alloc[4] == "pinned"))
             else:
-                memory.append(Alloc(alloc[2], kind, nbytes))
+                memory.append(Alloc(Buffer(alloc[2]), kind, nbytes))
         elif kernel is not None:
             shape = tuple(map(int, kernel[2].split("x"))) if kernel[2] else ()
             location = cast(Location, kernel[7] or "device")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import owner_of
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc, MemoryKind, Op
 from zsim.ir.program import PHASES, PhaseName, RankProgram
@@ -33,7 +33,7 @@ def live_at_peak(program: RankProgram, phase: PhaseName) -> tuple[tuple[Alloc, s
     for op, is_inside in until_end(program, phase):
         for event in op.memory:
             if type(event) is Alloc:
-                live[event.buffer] = event, Buffer(op.unit).owner or op.unit
+                live[event.buffer] = event, owner_of(op.unit) or op.unit
                 allocated += event.nbytes
             else:
                 allocated -= live.pop(event.buffer)[0].nbytes

@@ -6,11 +6,11 @@ op's highest, so that no peak is lost.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from zsim.ir.buffers import STEP, parameter_and_state
 from zsim.ir.ledger import label
 from zsim.ir.ops import Alloc, Op
 from zsim.ir.program import RankProgram
@@ -87,8 +87,8 @@ def _units_of_states(op: Op, live: Mapping[str, tuple[Owner, int]]) -> dict[str,
     states = [event for event in made if event.kind == "optimizer_states"]
     sizes: dict[int, int] = {}
     for event in states:
-        if (state := _STATE.match(event.buffer)) and state[2] != "step":
-            sizes[int(state[1])] = event.nbytes
+        if (state := parameter_and_state(event.buffer)) and state[1] != STEP:
+            sizes[state[0]] = event.nbytes
     parameters = [(own[1], size) for own, size in live.values() if own[0] == "parameters" and size]
     numbers = sorted(sizes)
     for order in (parameters, sorted(parameters, key=lambda each: each[0] != ROOT)):
@@ -97,8 +97,8 @@ def _units_of_states(op: Op, live: Mapping[str, tuple[Owner, int]]) -> dict[str,
         ):
             units = {number: unit for number, (unit, _) in zip(numbers, order, strict=True)}
             return {
-                event.buffer: units.get(int(state[1]), OPTIMIZER)
-                for event in states if (state := _STATE.match(event.buffer))
+                event.buffer: units.get(state[0], OPTIMIZER)
+                for event in states if (state := parameter_and_state(event.buffer))
             }
     return {event.buffer: OPTIMIZER for event in states}
 
@@ -110,7 +110,6 @@ def _is_even(ratios: Sequence[float]) -> bool:
 
 OPTIMIZER = "optimizer"
 """Unit of states that are of several units at once."""
-_STATE = re.compile(r"optimizer\.(\d+)\.(\w+)")
 
 
 def walk(

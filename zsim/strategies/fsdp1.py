@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.autograd.traced.model import TracedModel
+from zsim.ir.buffers import Buffer, form_of, gradient_of
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program, RankProgram
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
@@ -239,10 +240,12 @@ def _both_steps(
             return first, steady
 
 
-def _left(step: FlatParameterStep, flats: dict[str, FlatParameter], options: Options) -> set[str]:
+def _left(
+    step: FlatParameterStep, flats: dict[str, FlatParameter], options: Options
+) -> set[Buffer]:
     """Buffers that live on to the next step."""
-    gradients = [f"{fqn}.gradient" for fqn in flats] if options.use_orig_params else []
-    return step.live.intersection([*gradients, *(f"{fqn}.unsharded" for fqn in flats)])
+    gradients = [gradient_of(fqn) for fqn in flats] if options.use_orig_params else []
+    return step.live.intersection([*gradients, *(form_of(fqn, "unsharded") for fqn in flats)])
 
 
 def _new_step(

@@ -18,7 +18,7 @@ from tests.support.cases.sampling import one_in
 from zreal.executor.drive_shards import DriveShards
 from zreal.executor.rank_optimizer import RankOptimizer
 from zsim.errors import BackendUnavailableError, ProgramError
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import buffer_of
 from zsim.ir.ops import HostAlloc, Kernel, Op
 from zsim.models.training_options import Offload, Optimizer
 from zsim.runs.compare.agreement import Agreement
@@ -35,7 +35,7 @@ def drive_shards(numel: int) -> DriveShards:
     shards = DriveShards(
         Offload(optimizer="nvme"), "float32", RankOptimizer(Optimizer()), nullcontext
     )
-    buffers = HostAlloc(Buffer.of(SWAP, "buffers"), "temporaries", 16 * numel, pinned=True)
+    buffers = HostAlloc(buffer_of(SWAP, "buffers"), "temporaries", 16 * numel, pinned=True)
     shards.make_buffers(Op(0, "alloc", SWAP, "host", host=(buffers,)))
     shards.construct(
         Op(1, "copy", "unit", "compute"), torch.arange(float(numel)), torch.zeros(numel),

@@ -19,7 +19,7 @@ from tests.zreal.zero.zero_ranks import MODULES, Perceptron
 from zreal import torch_private
 from zreal.processes.launch import launch
 from zsim.errors import ArgumentError, ZsimError
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import role_of
 
 BODIES = "tests.zreal.zero.zero_ranks:"
 TOLERANCE = 1e-6
@@ -275,7 +275,7 @@ def test_a_rank_has_shards_of_gradients_alone_when_backward_returns(
     model = Perceptron()
     zero = zreal.ZeRO(model, sgd(model), stage=stage)
     one_forward(model).backward()
-    roles = {Buffer(name).role for name in zero.rank.buffers.live}
+    roles = {role_of(name) for name in zero.rank.buffers.live}
     assert roles >= {"gradient_shard"}
     assert "gradients" not in roles
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.folders import ROOT
 from zsim.analysis.alternatives import moved
 from zsim.errors import ScenarioError
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import role_of
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc
 from zsim.models.called_modules import by_block
@@ -166,7 +166,7 @@ def test_buckets_may_fill_before_the_last_recomputation_of_their_unit() -> None:
     for rank, share in enumerate(flat.shares):
         steady = program.of_rank(rank).steady
         events = [event for op in steady for event in op.memory]
-        assert not any(Buffer(event.buffer).role == "own" for event in events)
+        assert not any(role_of(event.buffer) == "own" for event in events)
         kept = [e.nbytes for e in events if isinstance(e, Alloc) and e.buffer == "part.gradients"]
         assert kept == [4 * share.touched_numel]
         replay(program.of_rank(rank))

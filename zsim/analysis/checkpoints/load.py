@@ -13,6 +13,7 @@ from zsim.analysis.checkpoints.files.file_reads import FileRead
 from zsim.analysis.checkpoints.program import PLANNED_NBYTES, RankFiles, pageable
 from zsim.analysis.checkpoints.save import COPIED_AHEAD
 from zsim.analysis.checkpoints.state import TrainingState
+from zsim.ir.buffers import Buffer, numbered
 from zsim.ir.ops import Alloc, Free, HostEvent
 from zsim.models.saving import CheckpointFormat
 from zsim.strategies.building.step_builder import StepBuilder
@@ -35,8 +36,8 @@ def _sharded(
     host: list[HostEvent] = []
     nbytes = used = 0
     for number, read in enumerate(large):
-        host.append(pageable(f"read.{number}", read.nbytes))
-        host += [Free(f"read.{number - 1}")] if number else []
+        host.append(pageable(numbered("read", number), read.nbytes))
+        host += [Free(numbered("read", number - 1))] if number else []
         nbytes, used = nbytes + read.nbytes, used + read.used
         if nbytes >= COPIED_AHEAD or number == len(large) - 1:
             ops.last = ops.files("read", "shards", nbytes, waits=ops.after(), host=tuple(host))
@@ -46,7 +47,7 @@ def _sharded(
         ops.last = ops.files("read", "small", small, waits=ops.after())
         ops.last = ops.to_device("small", small, waits=ops.after())
     if large:
-        last = (Free(f"read.{len(large) - 1}"),)
+        last = (Free(numbered("read", len(large) - 1)),)
         ops.step.issue("free", "shards", stream="host", host=last)
     ops.exchange("all_gather", state.num_ranks, "end")
     return ops.step
@@ -58,12 +59,12 @@ def _consolidated(
     total = sum(state.whole_nbytes(part, entry) for part, _, entry in state.pairs())
     if rank == 0:
         ops.last = ops.files(
-            "read", "whole", total, waits=(), host=(pageable("whole", total),)
+            "read", "whole", total, waits=(), host=(pageable(Buffer("whole"), total),)
         )
     for part, _, entry in state.pairs():
         if part.is_counter:
             continue
-        name, whole = f"{part.name}.{entry.fqn}", state.whole_nbytes(part, entry)
+        name, whole = numbered(part.name, entry.fqn), state.whole_nbytes(part, entry)
         made = (Alloc(name, "unsharded_parameters", whole),) if part.is_sharded else ()
         if rank == 0:
             ops.last = ops.to_device(name, whole, waits=ops.after(), memory=made)
@@ -75,7 +76,7 @@ def _consolidated(
         if made:
             ops.step.issue("free", name, stream="host", memory=(Free(name),))
     if rank == 0:
-        ops.step.issue("free", "whole", stream="host", host=(Free("whole"),))
+        ops.step.issue("free", "whole", stream="host", host=(Free(Buffer("whole")),))
     return ops.step
 
 
@@ -86,11 +87,11 @@ def _deepspeed(
     for number, read in enumerate(reads):
         ops.last = ops.files(
             "read", "partition", read.nbytes, waits=ops.after(),
-            host=(pageable(f"read.{number}", read.nbytes),),
+            host=(pageable(numbered("read", number), read.nbytes),),
         )
     for number, read in enumerate(reads):
         ops.last = ops.to_device(
-            "partition", read.used, waits=ops.after(), host=(Free(f"read.{number}"),)
+            "partition", read.used, waits=ops.after(), host=(Free(numbered("read", number)),)
         )
     ops.exchange("all_reduce", 1, "end")
     return ops.step

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import PAGEABLE, Alloc, HostAlloc, HostEvent, Kernel, Location, MemoryEvent
 from zsim.ir.program import Program, RankProgram
 from zsim.strategies.building.step_builder import StepBuilder
 
+STATE = Buffer("state")
 PLANNED_NBYTES = 300
 """Bytes of a tensor in the plans that ranks exchange. DCP's file of metadata has 280 B for each
 tensor of a rank (measured on gloo)."""
@@ -87,7 +89,7 @@ def _kernels(operator: str, nbytes: int, location: Location) -> tuple[Kernel, ..
     return (Kernel(operator, 0, nbytes, "float32", location),)
 
 
-def pageable(buffer: str, nbytes: int) -> HostAlloc:
+def pageable(buffer: Buffer, nbytes: int) -> HostAlloc:
     """`nbytes` of pageable host memory that a checkpoint needs."""
     return HostAlloc(buffer, "temporaries", nbytes)
 
@@ -111,8 +113,8 @@ def program_of(
             ops, construction = tuple(make(rank).ops), StepBuilder()
             on_device, in_host = held[rank]
             construction.issue(
-                "alloc", "state", stream="host", memory=(Alloc("state", "parameters", on_device),),
-                host=(HostAlloc("state", "optimizer_states", in_host),),
+                "alloc", STATE, stream="host", memory=(Alloc(STATE, "parameters", on_device),),
+                host=(HostAlloc(STATE, "optimizer_states", in_host),),
             )
             ranks.append(RankProgram(construction=tuple(construction.ops), first=(), steady=ops))
         assignment.append(kinds[key])

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from zsim.analysis.checkpoints.program import PLANNED_NBYTES, RankFiles, pageable
 from zsim.analysis.checkpoints.state import StateTensor, TrainingState
+from zsim.ir.buffers import Buffer, numbered
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.saving import Checkpoint, CheckpointFormat
 from zsim.strategies.building.step_builder import StepBuilder
@@ -49,7 +50,7 @@ def _sharded(
     if staged:
         for number, nbytes in enumerate(sizes):
             copies.append(ops.to_host(
-                STAGED, nbytes, waits=(), host=(pageable(f"{STAGED}.{number}", nbytes),)
+                STAGED, nbytes, waits=(), host=(pageable(numbered(STAGED, number), nbytes),)
             ))
         ops.last = copies[-1] if copies else None
     plans = PLANNED_NBYTES * sum(1 for _ in state.pairs()) * state.num_ranks
@@ -61,12 +62,12 @@ def _sharded(
             earlier = writes[number - 2 : number - 1] if number > 1 else []
             copies.append(ops.to_host(
                 "shards", nbytes, waits=ops.after(*earlier),
-                host=(pageable(f"copy.{number}", nbytes),),
+                host=(pageable(numbered("copy", number), nbytes),),
             ))
         waits = ops.after(*copies[number : number + 1])
         writes.append(ops.files("write", "shards", nbytes, waits=waits))
     ops.last = writes[-1] if writes else planned
-    kept = [f"{STAGED if staged else 'copy'}.{number}" for number in range(len(copies))]
+    kept = [numbered(STAGED if staged else "copy", number) for number in range(len(copies))]
     ops.step.issue("free", "shards", stream="host", host=tuple(map(Free, kept)))
     ops.exchange("all_gather", plans, "results")
     if rank == 0:
@@ -81,9 +82,9 @@ def _consolidated(
 ) -> StepBuilder:
     """Gather tensor by tensor; rank 0 keeps each, in host memory if it is offloaded, and so do all
     others on their devices if not."""
-    kept, copied = list[str](), list[str]()
+    kept, copied = list[Buffer](), list[Buffer]()
     for part, _, entry in state.pairs():
-        name, whole = f"{part.name}.{entry.fqn}", state.whole_nbytes(part, entry)
+        name, whole = numbered(part.name, entry.fqn), state.whole_nbytes(part, entry)
         is_gathered = part.is_sharded and not part.is_counter and state.num_shards > 1
         if is_gathered:
             nbytes = state.gathered_nbytes(part, entry)
@@ -115,10 +116,10 @@ def _consolidated(
 
 
 def _gathered(
-    name: str, nbytes: int, state: TrainingState, held: int
+    name: Buffer, nbytes: int, state: TrainingState, held: int
 ) -> Iterator[MemoryEvent]:
     """The memory of an all-gather of `nbytes`; a rank that has `held` less than others pads it."""
-    shard, padded = nbytes // state.num_shards, f"{name}.padded"
+    shard, padded = nbytes // state.num_shards, numbered(name, "padded")
     if held < shard:
         yield Alloc(padded, "communication", shard)
     yield Alloc(name, "unsharded_parameters", nbytes)
@@ -141,7 +142,7 @@ def _deepspeed(
 def _one_by_one(ops: RankFiles, tensors: Sequence[StateTensor], unit: str) -> None:
     """Copy and write one tensor after another, small ones together, as torch.save does."""
     for number, nbytes in enumerate(batches(tensors)):
-        name = f"{unit}.{number}"
+        name = numbered(unit, number)
         if ops.on_device:
             ops.last = ops.to_host(
                 unit, nbytes, waits=ops.after(), host=(pageable(name, nbytes),)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from functools import partial
 from operator import attrgetter
+from typing import cast
 
 from zsim.autograd import tape
 from zsim.autograd.lowered import (
@@ -25,7 +26,7 @@ from zsim.autograd.lowered import (
 )
 from zsim.autograd.lowering import lower_module
 from zsim.autograd.traced.model import TracedModel
-from zsim.ir.buffers import Buffer, start_of
+from zsim.ir.buffers import Buffer, buffer_of, owner_of, role_of, start_of, sum_of_losses
 from zsim.ir.ops import Alloc, Free, HostAlloc
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.operators import Operator
@@ -89,11 +90,11 @@ def _expanded(
         yield from _copies(last, run, places=range(len(run) - 1, len(run)))
 
 
-def loss_buffers(model: ModelSpec) -> tuple[str, str]:
+def loss_buffers(model: ModelSpec) -> tuple[Buffer, Buffer]:
     """The buffers of the loss and of its gradient, which the caller of backward holds until it
     returns."""
     last = model.modules[-1]
-    return tape.SEED, tape.summed(Buffer.of(last.fqn, last.operators[-1].output), model.forwards)
+    return tape.SEED, sum_of_losses(buffer_of(last.fqn, last.operators[-1].output), model.forwards)
 
 
 def _runs(
@@ -143,9 +144,8 @@ def _copies(
             OWN: start_of(run[index].fqn), INPUT: start_of(run[index - 1].fqn),
             PARAMETER: f"{run[index].fqn}.", OTHER: "",
         }
-        yield _renamed(
-            traced, run[index], {name: start[owner] + rest for name, owner, rest in names}
-        )
+        renamed = {name: start[owner] + rest for name, owner, rest in names}
+        yield _renamed(traced, run[index], cast(dict[str, Buffer], renamed))
 
 
 OWN, INPUT, PARAMETER, OTHER = range(4)
@@ -160,12 +160,11 @@ def _names(traced: LoweredModule, before: str) -> list[tuple[str, int, str]]:
         *traced.forward.copies.host, *traced.backward.copies.host,
     )
     owners = {traced.fqn: OWN, before: INPUT}
-    names = []
+    names = list[tuple[str, int, str]]()
     buffers = (event.buffer for event in tape if isinstance(event, (Alloc, Free, HostAlloc)))
     for buffer in dict.fromkeys(buffers):
-        name = Buffer(buffer)
-        owner = owners.get(name.owner, OTHER)
-        names.append((buffer, owner, buffer if owner == OTHER else name.role))
+        owner = owners.get(owner_of(buffer), OTHER)
+        names.append((buffer, owner, buffer if owner == OTHER else role_of(buffer)))
     prefix = f"{traced.fqn}."
     for fqn in dict.fromkeys(event.fqn for event in tape if isinstance(event, ParameterGradient)):
         own = fqn.startswith(prefix)
@@ -173,7 +172,7 @@ def _names(traced: LoweredModule, before: str) -> list[tuple[str, int, str]]:
     return names
 
 
-def _renamed(traced: LoweredModule, module: Module, names: dict[str, str]) -> LoweredModule:
+def _renamed(traced: LoweredModule, module: Module, names: dict[str, Buffer]) -> LoweredModule:
     """`traced` as `module`, with `names` for its own."""
     return LoweredModule(
         fqn=module.fqn,
@@ -195,7 +194,7 @@ def _renamed(traced: LoweredModule, module: Module, names: dict[str, str]) -> Lo
     )
 
 
-def _copied(copies: HostCopies, names: dict[str, str]) -> HostCopies:
+def _copied(copies: HostCopies, names: dict[str, Buffer]) -> HostCopies:
     """`copies` with other names."""
     if copies is NO_COPIES:
         return copies
@@ -205,7 +204,7 @@ def _copied(copies: HostCopies, names: dict[str, str]) -> HostCopies:
     )
 
 
-def _events(tape: tuple[TapeEvent, ...], names: dict[str, str]) -> tuple[TapeEvent, ...]:
+def _events(tape: tuple[TapeEvent, ...], names: dict[str, Buffer]) -> tuple[TapeEvent, ...]:
     """`tape` with other names; a single expression for speed, as all events pass here."""
     return tuple(
         [

@@ -27,7 +27,8 @@ from zsim.autograd.lowering.module_calls import (
     parts_of,
 )
 from zsim.autograd.lowering.module_kernels import backward_kernels, forward_kernels
-from zsim.autograd.tape import SEED, Tape, summed
+from zsim.autograd.tape import SEED, Tape
+from zsim.ir.buffers import sum_of_losses
 from zsim.ir.ops import Free, MemoryEvent
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import ModelSpec, Parameter
@@ -77,7 +78,8 @@ def lower_each(
     )
     lowered = []
     for each in reversed(ran):
-        ends = (SEED, summed(forward.losses[-1], len(forward.losses))) if each is last else ()
+        loss = sum_of_losses(forward.losses[-1], len(forward.losses))
+        ends = (SEED, loss) if each is last else ()
         lowered.append(
             backward.run(each, ends=ends, freed_with_autocast_cache=let_go[each.part.module.fqn])
         )

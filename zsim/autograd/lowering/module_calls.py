@@ -14,7 +14,7 @@ from zsim.autograd.aten.call import Call
 from zsim.autograd.aten.operator_calls import calls
 from zsim.autograd.checkpoint_regions import OperatorCalls, Region, packs_something
 from zsim.autograd.requires_grad import needed
-from zsim.ir.buffers import Buffer, start_of
+from zsim.ir.buffers import buffer_of, owner_of, start_of
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.operators import Operator
 from zsim.models.spec import MODEL_INPUT, ModelSpec, Module, numbered
@@ -114,7 +114,7 @@ def _taken(module: Module, called: str) -> str:
     if not module.inside:
         return called
     (read,) = module.free_inputs
-    return called if read == "x" else Buffer.of(module.whole, read)
+    return called if read == "x" else buffer_of(module.whole, read)
 
 
 def _read_later(modules: tuple[Module, ...], module: Module, called: str) -> frozenset[str]:
@@ -177,7 +177,7 @@ def _drops(operator: Operator, module: Module, entry: str) -> tuple[str, ...]:
     prefix = start_of(module.whole)
     return tuple(
         [
-            entry if value == "x" else value if Buffer(value).owner else prefix + value
+            entry if value == "x" else value if owner_of(value) else prefix + value
             for value in operator.drops
         ]
     )

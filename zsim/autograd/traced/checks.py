@@ -21,6 +21,7 @@ from zsim.autograd.lowered import (
     TapeEvent,
 )
 from zsim.autograd.tape import SEED
+from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free
 from zsim.models.spec import ROOT, ModelSpec, run_of, without_run
 
@@ -34,7 +35,7 @@ class Lowering:
 
     model: ModelSpec
     lowered: tuple[LoweredModule, ...]
-    loss: str
+    loss: Buffer
     views: bool
 
     @cached_property
@@ -101,7 +102,7 @@ def lies_in(unit: str, other: str) -> bool:
 
 
 def problems(
-    model: ModelSpec, lowered: tuple[LoweredModule, ...], *, loss: str, views: bool = False
+    model: ModelSpec, lowered: tuple[LoweredModule, ...], *, loss: Buffer, views: bool = False
 ) -> Iterator[tuple[str, str, str]]:
     """(place, expected, found) of each breach of a law; the arguments are those of `Lowering`."""
     lowering = Lowering(model=model, lowered=lowered, loss=loss, views=views)

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from zsim.autograd.lowered import NOTHING, LoweredModule, UnitHooks
 from zsim.errors import ZsimError
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import buffer_of
 from zsim.ir.ops import Alloc
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.operators import Operator, OperatorKind
@@ -293,7 +293,7 @@ def _require_laws(
 ) -> None:
     from zsim.autograd.traced.checks import problems  # start-up: few models are traced
 
-    loss = Buffer.of(model.modules[-1].fqn if model.modules else "", LOSS)
+    loss = buffer_of(model.modules[-1].fqn if model.modules else "", LOSS)
     for lowered, views in traces:
         for where, expected, instead in problems(model, lowered, loss=loss, views=views):
             raise _broken(where, expected, instead)

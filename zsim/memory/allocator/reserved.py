@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from zsim.engine.equal_micro_batches import FEWEST
 from zsim.errors import ProgramError
+from zsim.ir.buffers import workspace_of
 from zsim.ir.ledger import label
 from zsim.ir.ops import Alloc, DriverCalls, Op, Stream
 from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram
@@ -125,7 +126,7 @@ class Heap:
         if thread is None or not self.workspace_bytes or thread in self._threads or not op.flops:
             return None
         self._threads.add(thread)
-        return Alloc(f"cuBLAS workspace, {thread} thread", "temporaries", self.workspace_bytes)
+        return Alloc(workspace_of(thread), "temporaries", self.workspace_bytes)
 
 
 def built_elsewhere(program: RankProgram) -> RankProgram:

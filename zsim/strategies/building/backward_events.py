@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import cast
 
 from zsim.autograd.lowered import (
-    SUM_OF_GRADIENTS,
     Accumulated,
     InnerCall,
     LoweredModule,
@@ -18,6 +17,7 @@ from zsim.autograd.lowered import (
     storage_events,
 )
 from zsim.autograd.lowering.lower_model import loss_buffers
+from zsim.ir.buffers import is_sum_of_gradients
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.operators import ONE_NODE, Operator
 from zsim.strategies.building.training import Training
@@ -134,7 +134,7 @@ def accumulated_after_sums(training: Training) -> frozenset[str]:
 
 def adds_up(event: TapeEvent) -> bool:
     """True for the sum of two gradients of one value."""
-    return isinstance(event, Alloc) and SUM_OF_GRADIENTS in event.buffer
+    return isinstance(event, Alloc) and is_sum_of_gradients(event.buffer)
 
 
 def accumulated(

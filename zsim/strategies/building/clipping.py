@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from zsim.ir.buffers import Buffer, norm_part
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.training_options import DTYPE_NBYTES
 
@@ -21,41 +22,41 @@ def norms_memory(count: int, *, dtype: str, sharded: bool) -> Iterator[MemoryEve
     """The norms of `count` gradients, stacked; squared where they are `sharded`, and all of it
     kept, or the total made at once."""
     element = DTYPE_NBYTES[dtype]
-    yield from (Alloc(f"norm.{i}", "temporaries", element) for i in range(count))
-    yield Alloc("norm.stack", "temporaries", element * count)
+    yield from (Alloc(norm_part(i), "temporaries", element) for i in range(count))
+    yield Alloc(norm_part("stack"), "temporaries", element * count)
     if sharded:
-        yield Alloc("norm.squares", "temporaries", element * count)
+        yield Alloc(norm_part("squares"), "temporaries", element * count)
         return
-    yield from _total("norm.stack", count, element)
+    yield from _total(norm_part("stack"), count, element)
 
 
 def reduced_memory(count: int, *, dtype: str) -> tuple[MemoryEvent, ...]:
     """The all-reduce of the squares is out of place."""
-    return (Alloc("norm.reduced", "communication", DTYPE_NBYTES[dtype] * count),)
+    return (Alloc(norm_part("reduced"), "communication", DTYPE_NBYTES[dtype] * count),)
 
 
 def clip_memory(count: int, *, dtype: str, sharded: bool) -> Iterator[MemoryEvent]:
     """The coefficient, min(1, max_norm / (norm + ε)), by which gradients are scaled in place."""
     element = DTYPE_NBYTES[dtype]
     if sharded:
-        yield Alloc("norm.roots", "temporaries", element * count)
-        yield Free("norm.squares")
-        yield Free("norm.reduced")
-        yield from _total("norm.roots", count, element)
+        yield Alloc(norm_part("roots"), "temporaries", element * count)
+        yield Free(norm_part("squares"))
+        yield Free(norm_part("reduced"))
+        yield from _total(norm_part("roots"), count, element)
     for name in ("sum", "reciprocal", "quotient"):
-        yield Alloc(f"norm.{name}", "temporaries", element)
-    yield Free("norm.reciprocal")
-    yield Free("norm.sum")
-    yield Alloc("norm.coefficient", "temporaries", element)
-    yield from (Free(f"norm.{name}") for name in ("quotient", "coefficient", "total"))
+        yield Alloc(norm_part(name), "temporaries", element)
+    yield Free(norm_part("reciprocal"))
+    yield Free(norm_part("sum"))
+    yield Alloc(norm_part("coefficient"), "temporaries", element)
+    yield from (Free(norm_part(name)) for name in ("quotient", "coefficient", "total"))
 
 
-def _total(source: str, count: int, element: int) -> Iterator[MemoryEvent]:
-    yield Alloc("norm.total", "temporaries", element)
-    if source != "norm.stack":
+def _total(source: Buffer, count: int, element: int) -> Iterator[MemoryEvent]:
+    yield Alloc(norm_part("total"), "temporaries", element)
+    if source != norm_part("stack"):
         yield Free(source)
-    yield Free("norm.stack")
-    yield from (Free(f"norm.{i}") for i in range(count))
+    yield Free(norm_part("stack"))
+    yield from (Free(norm_part(i)) for i in range(count))
 
 
 def norms_kernels(numels: Sequence[int], *, dtype: str) -> tuple[Kernel, ...]:

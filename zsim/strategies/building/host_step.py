@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from zsim.ir.buffers import is_state
 from zsim.ir.ops import PAGEABLE, Alloc, HostAlloc, HostEvent, Kernel, MemoryEvent
 from zsim.models.training_options import DTYPE_NBYTES, Offload, Optimizer
 from zsim.strategies.building import optimizers
@@ -60,8 +61,8 @@ def step_memory(
     )
     if offload.optimizer != "nvme":
         return tuple(events)
-    names = tuple(f".{name}" for name in optimizers.state_names(optimizer))
-    return tuple(event for event in events if not event.buffer.endswith(names))
+    names = optimizers.state_names(optimizer)
+    return tuple(event for event in events if not is_state(event.buffer, *names))
 
 
 def crossing(direction: str, numel: int, *, dtype: str, pinned: bool) -> tuple[Kernel, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from zsim.ir.buffers import STEP, Buffer, form_of, numbered, state_of
 from zsim.ir.ops import MOVE_GRADIENT, Alloc, Free, Kernel, MemoryEvent
 from zsim.models.training_options import DTYPE_NBYTES, Optimizer
 
@@ -57,16 +58,16 @@ def _states(
     )
     for index, numel in enumerate(numels):
         if step:
-            yield Alloc(f"{owner}.{index}.step", "optimizer_states", step)
+            yield Alloc(state_of(owner, index, STEP), "optimizer_states", step)
         if is_quantized(numel, optimizer):
             for name in names:
                 for part, nbytes in (
                     ("codes", numel), ("scale", 4 * (numel // BLOCK)), ("map", MAP_NBYTES)
                 ):
-                    yield Alloc(f"{owner}.{index}.{name}.{part}", "optimizer_states", nbytes)
+                    yield Alloc(state_of(owner, index, name, part), "optimizer_states", nbytes)
         elif numel:
             for name in names:
-                yield Alloc(f"{owner}.{index}.{name}", "optimizer_states", numel * element)
+                yield Alloc(state_of(owner, index, name), "optimizer_states", numel * element)
 
 
 def step_memory(
@@ -79,55 +80,46 @@ def step_memory(
     square root and its quotient, which outlives the next parameter's; SGD's decayed gradient.
     fused: none. AdamW8bit: none, as torch.compile makes one pass of a parameter's step (assumed).
     """
-    all_sizes = [
-        (f"{owner}.{index}", numel * DTYPE_NBYTES[dtype]) for index, numel in enumerate(numels)
-    ]
-    sizes = [(name, nbytes) for name, nbytes in all_sizes if nbytes]
     if (
         optimizer.implementation == "fused" or optimizer.name == "adamw8bit"
         or (optimizer.name == "sgd" and not optimizer.weight_decay)
     ):
         return ()
-    if optimizer.implementation == "foreach":
-        return (
-            (*_counted(numels, device=device, owner=owner), *_set(sizes))
-            if optimizer.name == "adamw"
-            else _set(sizes)
-        )
-    return tuple(_adamw_loop(all_sizes)) if optimizer.name == "adamw" else tuple(_sgd_loop(sizes))
+    element = DTYPE_NBYTES[dtype]
+    if optimizer.name == "adamw" and optimizer.implementation != "foreach":
+        names = [numbered(owner, index) for index in range(len(numels))]
+        sizes = [numel * element for numel in numels]
+        return tuple(_adamw_loop(zip(names, sizes, strict=True)))
+    made = [
+        Alloc(state_of(owner, index, "temporary"), "temporaries", numel * element)
+        for index, numel in enumerate(numels) if numel
+    ]
+    if optimizer.implementation != "foreach":
+        return tuple([event for alloc in made for event in (alloc, Free(alloc.buffer))])
+    counted = _counted(numels, device=device, owner=owner) if optimizer.name == "adamw" else ()
+    return (*counted, *made, *[Free(alloc.buffer) for alloc in reversed(made)])
 
 
 def _counted(numels: Sequence[int], *, device: str, owner: str) -> tuple[MemoryEvent, ...]:
     """The tensor that foreach adds to all step counters at once; on CUDA it is in host memory, as
     they are."""
-    increment = Alloc(f"{owner}.one", "temporaries", STEP_NBYTES)
+    increment = Alloc(form_of(owner, "one"), "temporaries", STEP_NBYTES)
     return (increment, Free(increment.buffer)) if device == "cpu" and numels else ()
 
 
-def _set(sizes: list[tuple[str, int]]) -> tuple[MemoryEvent, ...]:
-    made = [Alloc(f"{name}.temporary", "temporaries", nbytes) for name, nbytes in sizes]
-    return (*made, *[Free(alloc.buffer) for alloc in reversed(made)])
-
-
-def _adamw_loop(sizes: Iterable[tuple[str, int]]) -> Iterator[MemoryEvent]:
+def _adamw_loop(sizes: Iterable[tuple[Buffer, int]]) -> Iterator[MemoryEvent]:
     """An empty parameter, which has an empty quotient, lets the previous one's go too."""
     previous = ""
     for name, nbytes in sizes:
         if nbytes:
-            yield Alloc(f"{name}.root", "temporaries", nbytes)
-            yield Alloc(f"{name}.quotient", "temporaries", nbytes)
-            yield Free(f"{name}.root")
+            yield Alloc(form_of(name, "root"), "temporaries", nbytes)
+            yield Alloc(form_of(name, "quotient"), "temporaries", nbytes)
+            yield Free(form_of(name, "root"))
         if previous:
-            yield Free(f"{previous}.quotient")
+            yield Free(form_of(previous, "quotient"))
         previous = name if nbytes else ""
     if previous:
-        yield Free(f"{previous}.quotient")
-
-
-def _sgd_loop(sizes: Iterable[tuple[str, int]]) -> Iterator[MemoryEvent]:
-    for name, nbytes in sizes:
-        yield Alloc(f"{name}.temporary", "temporaries", nbytes)
-        yield Free(f"{name}.temporary")
+        yield Free(form_of(previous, "quotient"))
 
 
 def memory(

@@ -13,7 +13,7 @@ from itertools import islice
 
 from zsim.autograd.host_copies import KEPT
 from zsim.autograd.lowered import HostCopies
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import buffer_of, role_of
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import PAGEABLE, HostEvent, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.ir.program import PartName, Program, RankProgram, StepPart
@@ -107,7 +107,7 @@ class StepBuilder:
             self._fetched.append(self._copy(unit, copies, "to_device", micro_batch))
         elif copies.host:
             self.issue(
-                "free", Buffer.of(unit, SAVED_TENSORS), stream="host", micro_batch=micro_batch,
+                "free", buffer_of(unit, SAVED_TENSORS), stream="host", micro_batch=micro_batch,
                 host=copies.host,
             )
         return waits
@@ -116,7 +116,7 @@ class StepBuilder:
         """A copy of saved tensors; on another stream than compute behind what is there."""
         before = (op.index for op in reversed(self.ops) if op.stream == "compute")
         return self.issue(
-            "copy", Buffer.of(unit, SAVED_TENSORS), stream=stream,
+            "copy", buffer_of(unit, SAVED_TENSORS), stream=stream,
             waits=[] if stream == "compute" else list(islice(before, 1)),
             micro_batch=micro_batch, kernels=copies.kernels, memory=copies.memory, host=copies.host,
         )
@@ -124,7 +124,7 @@ class StepBuilder:
 
 def saves_tensors(op: Op) -> bool:
     """True for a copy of saved tensors between device and host."""
-    return Buffer(op.unit).role == SAVED_TENSORS
+    return role_of(op.unit) == SAVED_TENSORS
 
 
 def spmd(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import Buffer, buffer_of
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
@@ -18,7 +18,7 @@ from zsim.strategies.deepspeed_engine.offload.partitioned import made
 from zsim.strategies.deepspeed_engine.offload.placement import placed
 from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES, FlatPartition
 
-FLAT, MASTER = Buffer.of("flat", "parameters"), Buffer.of("flat", "master")
+FLAT, MASTER = buffer_of("flat", "parameters"), buffer_of("flat", "master")
 
 
 def construction(flat: FlatPartition) -> StepBuilder:
@@ -34,10 +34,11 @@ def construction(flat: FlatPartition) -> StepBuilder:
     element = flat.element
     part = flat.part_numel
     cast = flat.dtype != MASTER_DTYPE
-    memory: list[MemoryEvent] = [Alloc("part", "temporaries", part * element)] if cast else []
+    copy = Alloc(Buffer("part"), "temporaries", part * element)
+    memory: list[MemoryEvent] = [copy] if cast else []
     memory.append(Alloc(MASTER, "optimizer_states", part * MASTER_NBYTES))
-    memory += [Free("part")] if cast else []
-    gradient = Alloc("master_gradient", "temporaries", part * MASTER_NBYTES)
+    memory += [Free(copy.buffer)] if cast else []
+    gradient = Alloc(Buffer("master_gradient"), "temporaries", part * MASTER_NBYTES)
     memory += [gradient, Free(gradient.buffer)]
     step.issue("alloc", ROOT, stream="host", memory=memory)
     return step
@@ -49,10 +50,11 @@ def _flattened(flat: FlatPartition) -> list[MemoryEvent]:
     padding = (flat.padded_numel - flat.numel) * flat.element
     if len(flat.parameters) + bool(padding) == 1:
         return []
-    memory: list[MemoryEvent] = [Alloc("flat.padding", "temporaries", padding)] if padding else []
+    zeros = Alloc(Buffer("flat.padding"), "temporaries", padding)
+    memory: list[MemoryEvent] = [zeros] if padding else []
     memory.append(Alloc(FLAT, "parameters", flat.padded_numel * flat.element))
-    memory += [Free("flat.padding")] if padding else []
-    return [*memory, *(Free(parameter.fqn) for parameter in flat.parameters)]
+    memory += [Free(zeros.buffer)] if padding else []
+    return [*memory, *(Free(Buffer(parameter.fqn)) for parameter in flat.parameters)]
 
 
 def make_and_broadcast(step: StepBuilder, training: Training, *, num_ranks: int) -> None:
@@ -65,7 +67,7 @@ def make_and_broadcast(step: StepBuilder, training: Training, *, num_ranks: int)
             "alloc", unit.fqn, stream="host",
             memory=[
                 Alloc(
-                    Buffer.of(p.fqn, "made") if casts else p.fqn, "parameters",
+                    buffer_of(p.fqn, "made") if casts else Buffer(p.fqn), "parameters",
                     p.numel * MASTER_NBYTES,
                 )
                 for p in unit.parameters
@@ -77,8 +79,8 @@ def make_and_broadcast(step: StepBuilder, training: Training, *, num_ranks: int)
         for fqn, group in groupby(children_first(named), key=lambda p: owner[p.fqn]):
             memory: list[MemoryEvent] = []
             for p in group:
-                memory.append(Alloc(p.fqn, "parameters", p.numel * element))
-                memory.append(Free(Buffer.of(p.fqn, "made")))
+                memory.append(Alloc(Buffer(p.fqn), "parameters", p.numel * element))
+                memory.append(Free(buffer_of(p.fqn, "made")))
             step.issue("alloc", fqn, stream="host", memory=memory)
     if num_ranks > 1:
         for p in named:

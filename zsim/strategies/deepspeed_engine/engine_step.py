@@ -17,6 +17,7 @@ from zsim.autograd.lowered import (
     TapeEvent,
 )
 from zsim.autograd.lowering.lower_model import loss_buffers
+from zsim.ir.buffers import Buffer, buffer_of, gradient_of
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.strategies.building.backward_events import (
@@ -30,7 +31,7 @@ from zsim.strategies.building.training import Training
 from zsim.strategies.deepspeed_engine.partition import Bucket
 from zsim.strategies.replicated.buckets import ReplicatedModel
 
-SCALED, SCALED_GRADIENT = "loss:scaled", "loss:scaled_gradient"
+SCALED, SCALED_GRADIENT = buffer_of("loss", "scaled"), buffer_of("loss", "scaled_gradient")
 """The loss times its scale, and the gradient behind that product."""
 OWN = "own"
 """Role of a place holder for what a rank has for itself."""
@@ -49,7 +50,7 @@ class EngineStep:
     """The bucket that is reduced before a gradient is copied into the next one, by parameter."""
     _compute: int = -1
     _reduced: list[int] = field(default_factory=list)
-    _made: dict[str, list[str]] = field(default_factory=dict)
+    _made: dict[str, list[Buffer]] = field(default_factory=dict)
     _live: set[str] = field(default_factory=set)
     """Gradients that wait for later micro-batches, or for the end."""
     _waiting: dict[str, list[MemoryEvent]] = field(default_factory=dict)
@@ -146,9 +147,9 @@ class EngineStep:
         self, event: ParameterGradient, *, reduces: bool
     ) -> tuple[list[Alloc], list[MemoryEvent]]:
         """A gradient of a parameter; with its last one in this micro-batch, what its hook does."""
-        fqn, whole = event.fqn, f"{event.fqn}.gradient"
+        fqn, whole = event.fqn, gradient_of(event.fqn)
         made, kept = self._made.setdefault(fqn, []), fqn in self._live
-        made.append(f"{whole}{len(made) + 1}")
+        made.append(gradient_of(fqn, len(made) + 1))
         births = [Alloc(made[-1], "temporaries", self.gradients.nbytes_of[fqn])]
         if kept and event.is_copy:
             births = []

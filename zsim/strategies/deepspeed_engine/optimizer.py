@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.ir.buffers import Buffer, infinities_part, norm_part
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
@@ -25,8 +26,8 @@ from zsim.strategies.deepspeed_engine.step import KEPT, PADDING
 OVERFLOW = "overflow"
 WIDE = "float64"
 NORM_NBYTES, WIDE_NBYTES = DTYPE_NBYTES[MASTER_DTYPE], DTYPE_NBYTES[WIDE]
-GRADIENT = "master_gradient"
-GLOBAL_NORM = "norm.global"
+GRADIENT = Buffer("master_gradient")
+GLOBAL_NORM = norm_part("global")
 """The norm that the engine tells its user. It stays until the next step has its own."""
 
 
@@ -51,7 +52,7 @@ def optimizer_step(
             "all_gather", ROOT, stream="all_gather", waits=(stepped,), group=AXIS,
             nbytes=flat.padded_numel * flat.element, dtype=flat.dtype,
         )
-    gone = [Free("norm.all")] if first else [Free("norm.all"), Free("norm.told")]
+    gone = [Free(norm_part("all"))] if first else [Free(norm_part("all")), Free(norm_part("told"))]
     step.issue("free", ROOT, stream="host", memory=gone)
     step.begin("zero_grad")
 
@@ -61,12 +62,12 @@ def _search_infinities(
 ) -> list[int]:
     """Search each gradient, padding too, and tell all ranks; the host reads the answer."""
     parts = [n for n in (*share.pieces, share.padding) if n]
-    memory: list[MemoryEvent] = [Alloc("infinities.count", "temporaries", NORM_NBYTES)]
+    memory: list[MemoryEvent] = [Alloc(infinities_part("count"), "temporaries", NORM_NBYTES)]
     for _ in parts:
         memory += searched(dtype=flat.dtype)
-    flag = Alloc("infinities.found", "temporaries", 1)
-    sent = Alloc("infinities.sent", "communication", 1)
-    memory += [flag, Free("infinities.count"), sent]
+    flag = Alloc(infinities_part("found"), "temporaries", 1)
+    sent = Alloc(infinities_part("sent"), "communication", 1)
+    memory += [flag, Free(infinities_part("count")), sent]
     kernels = [
         kernel for numel in parts for kernel in searching_kernels(numel, dtype=flat.dtype)
     ]
@@ -93,17 +94,17 @@ def _norm_kernels(flat: FlatPartition, share: Share) -> Iterator[Kernel]:
 def _norms(share: Share) -> Iterator[MemoryEvent]:
     """The norm of each gradient of the part, then the sum of their squares in float32."""
     for index, numel in enumerate(share.pieces):
-        wide = Alloc("norm.wide", "temporaries", WIDE_NBYTES * numel)
-        yield from (wide, Alloc(f"norm.{index}", "temporaries", WIDE_NBYTES), Free(wide.buffer))
+        wide = Alloc(norm_part("wide"), "temporaries", WIDE_NBYTES * numel)
+        yield from (wide, Alloc(norm_part(index), "temporaries", WIDE_NBYTES), Free(wide.buffer))
     if count := len(share.pieces):
-        yield Alloc("norm.stack", "temporaries", WIDE_NBYTES * count)
-        yield Alloc("norm.squares", "temporaries", WIDE_NBYTES * count)
-        yield Free("norm.stack")
-        yield Alloc("norm.sum", "temporaries", WIDE_NBYTES)
-        yield Free("norm.squares")
-    yield Alloc("norm.reduced", "communication", NORM_NBYTES)
+        yield Alloc(norm_part("stack"), "temporaries", WIDE_NBYTES * count)
+        yield Alloc(norm_part("squares"), "temporaries", WIDE_NBYTES * count)
+        yield Free(norm_part("stack"))
+        yield Alloc(norm_part("sum"), "temporaries", WIDE_NBYTES)
+        yield Free(norm_part("squares"))
+    yield Alloc(norm_part("reduced"), "communication", NORM_NBYTES)
     if share.pieces:
-        yield Free("norm.sum")
+        yield Free(norm_part("sum"))
 
 
 def _step(
@@ -113,7 +114,7 @@ def _step(
     training = flat.training
     settings = training.optimizer
     memory: list[MemoryEvent] = [*_total(share), Alloc(
-        GLOBAL_NORM if first else "norm.told", "temporaries", NORM_NBYTES
+        GLOBAL_NORM if first else norm_part("told"), "temporaries", NORM_NBYTES
     )]
     flattened, gradient = _flattened(flat, share)
     memory += flattened
@@ -139,15 +140,15 @@ def _step(
 def _total(share: Share) -> Iterator[MemoryEvent]:
     """The root of the sum over ranks; -1 in its place if it is no number; the norm of all groups.
     """
-    yield Alloc("norm.root", "temporaries", NORM_NBYTES)
-    yield Free("norm.reduced")
-    flags = [Alloc(f"norm.{name}", "temporaries", 1) for name in ("inf", "nan", "any")]
-    error = Alloc("norm.error", "temporaries", NORM_NBYTES)
+    yield Alloc(norm_part("root"), "temporaries", NORM_NBYTES)
+    yield Free(norm_part("reduced"))
+    flags = [Alloc(norm_part(name), "temporaries", 1) for name in ("inf", "nan", "any")]
+    error = Alloc(norm_part("error"), "temporaries", NORM_NBYTES)
     yield from (*flags, error)
     yield from (Free(alloc.buffer) for alloc in (*flags, error))
-    yield from (Free(f"norm.{index}") for index in range(len(share.pieces)))
+    yield from (Free(norm_part(index)) for index in range(len(share.pieces)))
     yield from combined(1, NORM_NBYTES)
-    yield Free("norm.root")
+    yield Free(norm_part("root"))
 
 
 def _flattened(
@@ -163,10 +164,10 @@ def _flattened(
         return [], sources
     memory: list[MemoryEvent] = []
     if parts > 1 and flat.dtype != MASTER_DTYPE:
-        memory.append(Alloc("part.flat", "temporaries", flat.part_numel * flat.element))
+        memory.append(Alloc(Buffer("part.flat"), "temporaries", flat.part_numel * flat.element))
     memory.append(Alloc(GRADIENT, "temporaries", flat.part_numel * MASTER_NBYTES))
     if parts > 1 and flat.dtype != MASTER_DTYPE:
-        memory.append(Free("part.flat"))
+        memory.append(Free(Buffer("part.flat")))
     return [*memory, *sources], [Free(GRADIENT)]
 
 
@@ -174,19 +175,19 @@ def combined(count: int, nbytes: int) -> Iterator[MemoryEvent]:
     """The norm of all groups from those of `count` groups, of `nbytes` each; infinity in its place
     if one of them is no number."""
     groups, size, each, infinity = (
-        Alloc(f"norm.{name}", "temporaries", numel * nbytes)
+        Alloc(norm_part(name), "temporaries", numel * nbytes)
         for name, numel in (("groups", count), ("size", count), ("each", 1), ("infinity", 1))
     )
     equal, unequal, finite, others, below, either = (
-        Alloc(f"norm.{name}", "temporaries", count)
+        Alloc(norm_part(name), "temporaries", count)
         for name in ("equal", "unequal", "finite", "others", "below", "either")
     )
-    invalid = Alloc("norm.invalid", "temporaries", 1)
+    invalid = Alloc(norm_part("invalid"), "temporaries", 1)
     yield from (groups, equal, size, unequal, finite)
     yield from (Free(each.buffer) for each in (equal, size, unequal))
     yield from (others, Free(finite.buffer), below, either, Free(others.buffer), Free(below.buffer))
     yield from (invalid, Free(either.buffer), each, infinity)
-    yield Alloc("norm.all", "temporaries", nbytes)
+    yield Alloc(norm_part("all"), "temporaries", nbytes)
     yield from (Free(gone.buffer) for gone in (infinity, groups, invalid, each))
 
 
@@ -194,7 +195,7 @@ def clipped(nbytes: int = NORM_NBYTES) -> Iterator[MemoryEvent]:
     """The coefficient, of `nbytes`, by which the gradient is scaled in place."""
     names = ("unscaled", "sum", "ratio", "clip", "scale", "reciprocal", "coefficient")
     unscaled, total, ratio, clip, scale, reciprocal, coefficient = (
-        Alloc(f"norm.{name}", "temporaries", nbytes) for name in names
+        Alloc(norm_part(name), "temporaries", nbytes) for name in names
     )
     yield from (unscaled, total, Free(unscaled.buffer), ratio, Free(total.buffer), clip)
     yield from (Free(ratio.buffer), scale, reciprocal, coefficient)

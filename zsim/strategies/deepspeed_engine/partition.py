@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from zsim.ir.buffers import bucket_of
 from zsim.models.spec import Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import MASTER_DTYPE
@@ -118,7 +119,7 @@ class Bucket:
     @property
     def name(self) -> str:
         """The unit of its ops."""
-        return f"bucket.{self.number}"
+        return bucket_of(self.number)
 
     @property
     def numel(self) -> int:

@@ -7,23 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.ir.buffers import infinities_part
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.training_options import DTYPE_NBYTES
+
+ENDS = "largest", "smallest"
 
 
 def searched(*, dtype: str) -> Iterator[MemoryEvent]:
     """One element of the gradient's `dtype`, and flags, twice; then both answers as one."""
-    for end in ("largest", "smallest"):
-        element = Alloc(f"infinities.{end}", "temporaries", DTYPE_NBYTES[dtype])
+    for end in ENDS:
+        element = Alloc(infinities_part(end), "temporaries", DTYPE_NBYTES[dtype])
         made = [
-            Alloc("infinities.equal", "temporaries", 1),
-            Alloc("infinities.size", "temporaries", element.nbytes),
-            Alloc("infinities.unequal", "temporaries", 1),
+            Alloc(infinities_part("equal"), "temporaries", 1),
+            Alloc(infinities_part("size"), "temporaries", element.nbytes),
+            Alloc(infinities_part("unequal"), "temporaries", 1),
         ]
-        yield from (element, *made, Alloc(f"infinities.{end}.finite", "temporaries", 1))
+        yield from (element, *made, Alloc(infinities_part(end, "finite"), "temporaries", 1))
         yield from (Free(alloc.buffer) for alloc in (*made, element))
-    both, answer = (Alloc(f"infinities.{name}", "temporaries", 1) for name in ("both", "none"))
-    yield from (both, Free("infinities.largest.finite"), Free("infinities.smallest.finite"))
+    both, answer = (Alloc(infinities_part(name), "temporaries", 1) for name in ("both", "none"))
+    yield both
+    yield from (Free(infinities_part(end, "finite")) for end in ENDS)
     yield from (answer, Free(both.buffer), Free(answer.buffer))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import Buffer, buffer_of, gradient_of, numbered, owner_of, role_of
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
@@ -21,8 +21,9 @@ from zsim.strategies.deepspeed_engine.layout import AXIS
 from zsim.strategies.deepspeed_engine.partition import Bucket, FlatPartition, Share, buckets
 from zsim.strategies.replicated.buckets import ready_order
 
-END = Buffer.of("backward", OWN)
-KEPT, LATER, PADDING = "part.gradients", "part.gradients.later", "part.padding"
+END = buffer_of("backward", OWN)
+KEPT, LATER = Buffer("part.gradients"), Buffer("part.gradients.later")
+PADDING = Buffer("part.padding")
 """Whole gradients that reach into a rank's part, of the first micro-batch; those of a later one,
 until they are added; and zeros behind them."""
 
@@ -63,7 +64,7 @@ class PartitionedStep(EngineStep):
         options = self.flat.options
         nbytes = options.reduce_bucket_size * self.flat.element
         return [
-            Alloc(Buffer.of("bucket", number), "communication", nbytes)
+            Alloc(buffer_of("bucket", number), "communication", nbytes)
             for number in range(1 + options.overlap_comm)
         ]
 
@@ -83,22 +84,22 @@ class PartitionedStep(EngineStep):
         numel = self.gradients.nbytes_of[fqn] // self.flat.element
         if numel <= self.flat.options.reduce_bucket_size:
             self._live.discard(fqn)
-            yield Free(f"{fqn}.gradient")
+            yield Free(gradient_of(fqn))
 
     def _averaging(self, bucket: Bucket) -> Iterator[MemoryEvent]:
         """Memory of a bucket's all-reduces: a flat copy of several slices, a cast to another dtype.
         Then come the gradients that a rank keeps of it."""
         self._full.append(bucket)
         for number, slices in enumerate(bucket.reductions):
-            yield from self._copies(f"{bucket.name}.{number}", slices)
-        yield Alloc(Buffer.of(bucket.name, OWN), "gradients", 0)
+            yield from self._copies(numbered(bucket.name, number), slices)
+        yield Alloc(buffer_of(bucket.name, OWN), "gradients", 0)
         if not bucket.in_buffer:
             (parameter,) = bucket.parameters
             if self.drops_others:
                 self._live.discard(parameter.fqn)
-                yield Free(f"{parameter.fqn}.gradient")
+                yield Free(gradient_of(parameter.fqn))
             else:
-                yield Alloc(Buffer.of(parameter.fqn, OWN), "gradients", 0)
+                yield Alloc(buffer_of(parameter.fqn, OWN), "gradients", 0)
 
     def _copies(self, name: str, slices: tuple[int, ...]) -> Iterator[MemoryEvent]:
         flat, numel = self.flat, sum(slices)
@@ -107,7 +108,7 @@ class PartitionedStep(EngineStep):
             "cast": numel * flat.reduced_element if flat.casts else 0,
         }
         made = [
-            Alloc(Buffer.of(name, role), "communication", nbytes)
+            Alloc(buffer_of(name, role), "communication", nbytes)
             for role, nbytes in sizes.items() if nbytes
         ]
         yield from made
@@ -201,9 +202,9 @@ class PartitionedStep(EngineStep):
         self, event: MemoryEvent, micro_batch: int, share: Share, touched: set[str], first: str
     ) -> Iterator[MemoryEvent]:
         """An event of a rank, or what is in place of a place holder."""
-        buffer = Buffer(event.buffer)
+        buffer, owner = event.buffer, owner_of(event.buffer)
         later = self.drops_others and micro_batch > 0
-        if buffer.role != OWN:
+        if role_of(buffer) != OWN:
             yield event
         elif buffer == END:
             if micro_batch == self.flat.training.batch.accumulation - 1 and share.padding:
@@ -212,11 +213,11 @@ class PartitionedStep(EngineStep):
                 yield Free(LATER)
             if not self.drops_others:
                 yield from (
-                    Free(f"{bucket.parameters[0].fqn}.gradient") for bucket in self.buckets
+                    Free(gradient_of(bucket.parameters[0].fqn)) for bucket in self.buckets
                     if not bucket.in_buffer and bucket.parameters[0].fqn not in touched
                 )
-        elif buffer.owner == first:
+        elif owner == first:
             nbytes = share.touched_numel * self.flat.element
             yield Alloc(LATER if later else KEPT, "gradients", nbytes)
-        elif buffer.owner in touched:
-            yield Free(f"{buffer.owner}.gradient")
+        elif owner in touched:
+            yield Free(gradient_of(owner))

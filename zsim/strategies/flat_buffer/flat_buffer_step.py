@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from zsim.autograd.lowered import LoweredModule, ParameterGradient, TapeEvent
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import buffer_of, gradient_of
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
@@ -72,7 +72,7 @@ class FlatBufferStep:
     ) -> None:
         """Issue the all-gather of a group, after which `gone` is not needed."""
         nbytes = self.model.full_nbytes(group)
-        whole = Alloc(Buffer.of(group.fqn, "unsharded"), "unsharded_parameters", nbytes)
+        whole = Alloc(buffer_of(group.fqn, "unsharded"), "unsharded_parameters", nbytes)
         self._gathered[group.fqn] = self.step.issue(
             "all_gather",
             group.fqn,
@@ -170,7 +170,7 @@ class FlatBufferStep:
         for group in missing:
             self._gradients.add(group.fqn)
             yield Alloc(
-                Buffer.of(group.fqn, "gradients"), self.gradient_kind,
+                buffer_of(group.fqn, "gradients"), self.gradient_kind,
                 self.model.full_nbytes(group, self.model.gradient_dtype),
             )
         tape: Sequence[TapeEvent] = module.backward.memory
@@ -191,8 +191,8 @@ class FlatBufferStep:
         self._made[fqn] += 1
         number, nbytes = self._made[fqn], self.model.numels[fqn] * DTYPE_NBYTES[self.model.dtype]
         over = number == self.model.uses[fqn] and self._made.pop(fqn)
-        gone = [Free(f"{fqn}.gradient{made}") for made in range(number, 0, -1)] if over else []
-        return [Alloc(f"{fqn}.gradient{number}", "temporaries", nbytes)], gone
+        gone = [Free(gradient_of(fqn, made)) for made in range(number, 0, -1)] if over else []
+        return [Alloc(gradient_of(fqn, number), "temporaries", nbytes)], gone
 
     def release_loss(self) -> None:
         """`loss.backward()` returns: the loss's gradient goes, what the graph held, and the loss.
@@ -254,7 +254,7 @@ class FlatBufferStep:
         """
         model, kept, shard = self.model, group.fqn in self._shards, group.layout.shard_numel
         made = Alloc(
-            Buffer.of(group.fqn, "gradient_shard"), "gradients",
+            buffer_of(group.fqn, "gradient_shard"), "gradients",
             model.shard_nbytes(group, model.gradient_dtype),
         )
         self._shards.add(group.fqn)
@@ -263,7 +263,7 @@ class FlatBufferStep:
         else:
             dtype = model.training.precision.reduce
             output = Alloc(
-                Buffer.of(group.fqn, "reduce_output"), "communication",
+                buffer_of(group.fqn, "reduce_output"), "communication",
                 model.shard_nbytes(group, dtype),
             )
             self._reduce(group, "reduce_scatter", memory=(output, *self._input_gone(group)))
@@ -293,7 +293,7 @@ class FlatBufferStep:
         """The gradient of a group is whole, and reduced; it stays where it is."""
 
     def _input_gone(self, group: FlatGroup) -> tuple[Free, ...]:
-        return (Free(Buffer.of(group.fqn, "reduce_input")),) if self.model.casts_gradients else ()
+        return (Free(buffer_of(group.fqn, "reduce_input")),) if self.model.casts_gradients else ()
 
     def _moved(self, numel: int, *, back: bool = False) -> Kernel:
         """Gradients cast to the dtype that they are reduced in, or back."""
@@ -315,7 +315,7 @@ class FlatBufferStep:
                 group.fqn,
                 micro_batch=self.micro_batch,
                 kernels=(self._moved(group.layout.padded_numel),),
-                memory=(Alloc(Buffer.of(group.fqn, "reduce_input"), "communication", nbytes),),
+                memory=(Alloc(buffer_of(group.fqn, "reduce_input"), "communication", nbytes),),
             )
         if self.model.num_shards > 1:
             ready = self.step.issue(
@@ -416,7 +416,7 @@ class FlatBufferStep:
         casts = model.trained if widens else ()
         for group in casts:
             yield Alloc(
-                Buffer.of(group.fqn, "master_gradient"), "temporaries",
+                buffer_of(group.fqn, "master_gradient"), "temporaries",
                 model.shard_nbytes(group, MASTER_DTYPE),
             )
         yield from optimizers.memory(
@@ -428,7 +428,7 @@ class FlatBufferStep:
             first=first,
         )
         for group in casts:
-            yield Free(Buffer.of(group.fqn, "master_gradient"))
+            yield Free(buffer_of(group.fqn, "master_gradient"))
 
     def all_gather_parameters(self, group: FlatGroup, *, after: int) -> None:
         """All-gather stepped shards in place, into the whole parameters that every rank keeps."""
@@ -452,7 +452,7 @@ class FlatBufferStep:
                 self._free(group, "gradient_shard")
 
     def _free(self, group: FlatGroup, what: str) -> None:
-        buffer = Free(Buffer.of(group.fqn, what))
+        buffer = Free(buffer_of(group.fqn, what))
         self.step.issue(
             "free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=(buffer,)
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import buffer_of
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import HostAlloc, HostEvent, MemoryKind
 from zsim.models.spec import ModelSpec
@@ -49,7 +49,7 @@ def constructed(group: FlatGroup, *, offload: Offload, dtype: str) -> tuple[Host
     fqn, numel, pinned = group.fqn, group.layout.shard_numel, offload.pin_memory
     wide, narrow = numel * DTYPE_NBYTES[MASTER_DTYPE], numel * DTYPE_NBYTES[dtype]
     if not group.trained:
-        shard = HostAlloc(Buffer.of(fqn, "parameters"), "parameters", narrow, pinned)
+        shard = HostAlloc(buffer_of(fqn, "parameters"), "parameters", narrow, pinned)
         return (shard,) if offload.parameters == "cpu" and not group.whole else ()
     if not offload.optimizer:
         return ()
@@ -57,10 +57,10 @@ def constructed(group: FlatGroup, *, offload: Offload, dtype: str) -> tuple[Host
     if offload.optimizer == "cpu":
         rounds = dtype != MASTER_DTYPE
         kind: MemoryKind = "optimizer_states" if rounds else "parameters"
-        made.append(HostAlloc(Buffer.of(fqn, "master"), kind, wide, pinned and not rounds))
-        made.append(HostAlloc(Buffer.of(fqn, "gradient"), "gradients", wide, pinned))
+        made.append(HostAlloc(buffer_of(fqn, "master"), kind, wide, pinned and not rounds))
+        made.append(HostAlloc(buffer_of(fqn, "gradient"), "gradients", wide, pinned))
     if role := sent_back(offload, dtype=dtype):
-        made.append(HostAlloc(Buffer.of(fqn, role), "parameters", narrow, pinned))
+        made.append(HostAlloc(buffer_of(fqn, role), "parameters", narrow, pinned))
     return tuple(made)
 
 
@@ -72,11 +72,11 @@ def swapped(
         return ()
     largest = max((group.layout.shard_numel for group in groups if group.trained), default=0)
     nbytes = offload.buffer_count * largest * DTYPE_NBYTES[MASTER_DTYPE]
-    made = [HostAlloc(Buffer.of(SWAP, "buffers"), "temporaries", nbytes, pinned=True)]
+    made = [HostAlloc(buffer_of(SWAP, "buffers"), "temporaries", nbytes, pinned=True)]
     if offload.parameters == "nvme":
         largest = max((group.layout.shard_numel for group in groups), default=0)
         nbytes = PARAMETER_BUFFERS * largest * DTYPE_NBYTES[dtype]
-        made.append(HostAlloc(Buffer.of(SWAP, "parameters"), "temporaries", nbytes, pinned=True))
+        made.append(HostAlloc(buffer_of(SWAP, "parameters"), "temporaries", nbytes, pinned=True))
     return tuple(made)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from zsim.autograd.lowered import LoweredModule, ParameterGradient
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import Buffer, buffer_of
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind
 from zsim.models.training_options import DTYPE_NBYTES, Offload
@@ -176,7 +176,7 @@ def construction(model: FlatModel, *, sharded: bool) -> StepBuilder:
 
     def make(group: FlatGroup) -> None:
         whole = (
-            Alloc(parameter.fqn, "parameters", parameter.numel * element)
+            Alloc(Buffer(parameter.fqn), "parameters", parameter.numel * element)
             for parameter in group.group.parameters
         )
         step.issue("alloc", group.fqn, stream="host", memory=whole)
@@ -196,7 +196,7 @@ def construction(model: FlatModel, *, sharded: bool) -> StepBuilder:
             host=host_buffers.constructed(group, offload=model.offload, dtype=model.dtype),
         )
         if cut:
-            gone = Free(Buffer.of(group.fqn, "unsharded"))
+            gone = Free(buffer_of(group.fqn, "unsharded"))
             step.issue("free", group.fqn, stream="host", memory=(gone,))
     return step
 
@@ -212,17 +212,17 @@ def _flatten(model: FlatModel, group: FlatGroup, *, sharded: bool) -> Iterator[M
         ("unsharded", "unsharded_parameters") if sharded else ("parameters", "parameters")
     )
     whole: tuple[str, MemoryKind] = ("exact", "temporaries") if model.rounds else kept
-    yield Alloc(Buffer.of(group.fqn, whole[0]), whole[1], model.full_nbytes(group, MASTER_DTYPE))
+    yield Alloc(buffer_of(group.fqn, whole[0]), whole[1], model.full_nbytes(group, MASTER_DTYPE))
     for parameter in group.group.parameters:
-        yield Free(parameter.fqn)
+        yield Free(Buffer(parameter.fqn))
     if model.rounds:
-        yield Alloc(Buffer.of(group.fqn, kept[0]), kept[1], model.full_nbytes(group))
+        yield Alloc(buffer_of(group.fqn, kept[0]), kept[1], model.full_nbytes(group))
     if sharded and not model.offload.parameters:
-        yield Alloc(Buffer.of(group.fqn, "parameters"), "parameters", model.shard_nbytes(group))
+        yield Alloc(buffer_of(group.fqn, "parameters"), "parameters", model.shard_nbytes(group))
     if model.has_master and group.trained and not model.offload.optimizer:
         yield Alloc(
-            Buffer.of(group.fqn, "master"), "optimizer_states",
+            buffer_of(group.fqn, "master"), "optimizer_states",
             model.shard_nbytes(group, MASTER_DTYPE),
         )
     if model.rounds:
-        yield Free(Buffer.of(group.fqn, "exact"))
+        yield Free(buffer_of(group.fqn, "exact"))

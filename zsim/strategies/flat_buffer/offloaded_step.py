@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import buffer_of
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Stream
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building import clipping, host_step
@@ -51,13 +51,13 @@ class OffloadedStep(FlatBufferStep):
         if model.num_shards == 1 and not self.over_replicas:
             after = self._compute[-1:]
         if model.gradient_dtype != MASTER_DTYPE:
-            cast = Buffer.of(group.fqn, "offloaded")
+            cast = buffer_of(group.fqn, "offloaded")
             kernels.append(copy_kernel(numel, source=model.gradient_dtype, target=MASTER_DTYPE))
             memory.append(Alloc(cast, "temporaries", model.shard_nbytes(group, MASTER_DTYPE)))
         kernels += self._crossing("to_host", group, dtype=MASTER_DTYPE)
         if group.fqn in self._shards:
             self._shards.remove(group.fqn)
-            memory.append(Free(Buffer.of(group.fqn, "gradient_shard")))
+            memory.append(Free(buffer_of(group.fqn, "gradient_shard")))
         memory += [Free(event.buffer) for event in memory if isinstance(event, Alloc)]
         self._sent.append(
             self.step.issue(
@@ -87,7 +87,7 @@ class OffloadedStep(FlatBufferStep):
             FlatBufferStep._gather(self, group, waits=waits, gone=gone)
             return
         shard = Alloc(
-            Buffer.of(group.fqn, "onloaded"), "communication", model.shard_nbytes(group)
+            buffer_of(group.fqn, "onloaded"), "communication", model.shard_nbytes(group)
         )
         copied = self.step.issue(
             "copy", group.fqn, stream=self._stream("to_device"), waits=self._fetch(group, waits),

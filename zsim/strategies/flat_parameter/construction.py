@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.ir.buffers import form_of
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT, ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES
@@ -26,12 +27,16 @@ def construction(
     sizes = {parameter.fqn: parameter.numel * element for parameter in model.parameters}
     of_rank = {flat.fqn: (flat, numel) for flat, numel in zip(flats, kept, strict=True)}
     for unit in model.units if model.made_whole else ():
-        whole = [Alloc(f"{p.fqn}.whole", "parameters", sizes[p.fqn]) for p in unit.parameters]
+        whole = [
+            Alloc(form_of(p.fqn, "whole"), "parameters", sizes[p.fqn]) for p in unit.parameters
+        ]
         step.issue("alloc", unit.fqn, stream="host", memory=whole)
     for fqn in [*[unit.fqn for unit in model.inside_out], *([ROOT] if ROOT in of_rank else [])]:
         flat, numel = of_rank[fqn]
         if not model.made_whole:
-            whole = [Alloc(f"{name}.whole", "parameters", sizes[name]) for name in flat.names]
+            whole = [
+                Alloc(form_of(name, "whole"), "parameters", sizes[name]) for name in flat.names
+            ]
             step.issue("alloc", fqn, stream="host", memory=whole)
         step.issue("alloc", flat.fqn, stream="host", memory=_flattened(flat, numel))
     return step
@@ -42,23 +47,23 @@ def _flattened(flat: FlatParameter, kept: int) -> Iterator[MemoryEvent]:
     chunk is short or empty."""
     element = DTYPE_NBYTES[ORIGINAL]
     for index, numel in enumerate(flat.paddings):
-        yield Alloc(f"{flat.fqn}.ones", "temporaries", numel * element)
-        yield Alloc(f"{flat.fqn}.padding{index}", "temporaries", numel * element)
-        yield Free(f"{flat.fqn}.ones")
-    yield Alloc(f"{flat.fqn}.flat", "temporaries", flat.numel * element)
+        yield Alloc(form_of(flat.fqn, "ones"), "temporaries", numel * element)
+        yield Alloc(form_of(flat.fqn, "padding", index), "temporaries", numel * element)
+        yield Free(form_of(flat.fqn, "ones"))
+    yield Alloc(form_of(flat.fqn, "flat"), "temporaries", flat.numel * element)
     for index, _ in enumerate(flat.paddings):
-        yield Free(f"{flat.fqn}.padding{index}")
+        yield Free(form_of(flat.fqn, "padding", index))
     short = kept < flat.shard
-    chunk = f"{flat.fqn}.chunk" if short else f"{flat.fqn}.shard"
+    chunk = form_of(flat.fqn, "chunk") if short else form_of(flat.fqn, "shard")
     if kept:
         yield Alloc(chunk, "temporaries" if short else "parameters", kept * element)
     if short:
-        yield Alloc(f"{flat.fqn}.shard", "parameters", flat.shard * element)
+        yield Alloc(form_of(flat.fqn, "shard"), "parameters", flat.shard * element)
         if kept:
             yield Free(chunk)
-    yield Free(f"{flat.fqn}.flat")
+    yield Free(form_of(flat.fqn, "flat"))
     for fqn in flat.names:
-        yield Free(f"{fqn}.whole")
+        yield Free(form_of(fqn, "whole"))
 
 
 def lazy_init(step: FlatParameterStep, flats: list[FlatParameter]) -> None:
@@ -72,6 +77,6 @@ def lazy_init(step: FlatParameterStep, flats: list[FlatParameter]) -> None:
         sizes += [flat.padded * DTYPE_NBYTES[ORIGINAL]] if casts else []
         memory: list[MemoryEvent] = []
         for index, nbytes in enumerate(sizes):
-            name = f"{flat.fqn}.storage{index}"
+            name = form_of(flat.fqn, "storage", index)
             memory += [Alloc(name, "temporaries", nbytes), Free(name)]
         step.issue("alloc", flat.fqn, stream="host", memory=memory)

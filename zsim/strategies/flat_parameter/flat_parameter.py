@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from zsim.ir.buffers import NOTHING, Buffer
 from zsim.ir.sharding import FlatLayout
 from zsim.models.spec import ModelSpec, ParamGroup
 from zsim.models.training_options import DTYPE_NBYTES
@@ -48,7 +49,7 @@ class FlatParameter:
     """Number of views that forward has made in this micro-batch."""
     splits: int = 0
     """Number of views that wait for the gradients of their parts."""
-    accumulating: str = ""
+    accumulating: Buffer = NOTHING
     """The sum of its gradients from the runs of its unit so far, which waits for the others."""
 
     @property

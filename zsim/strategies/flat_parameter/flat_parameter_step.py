@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from zsim.ir.buffers import NOTHING, form_of, gradient_of, unsharded_gradient_of
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Stream
 from zsim.models.spec import ROOT
 from zsim.strategies.building.kernels import copy_kernel
@@ -63,7 +64,7 @@ class FlatParameterStep(Passes):
         for index, unit in self.hung:
             memory: list[MemoryEvent] = []
             for number, numel in enumerate(placeholders[unit]):
-                name = f"{unit}.placeholder{number}"
+                name = form_of(unit, "placeholder", number)
                 memory += [Alloc(name, "temporaries", self.nbytes(numel, ORIGINAL)), Free(name)]
             self.ops[index] = replace(self.ops[index], memory=tuple(memory))
 
@@ -75,7 +76,8 @@ class FlatParameterStep(Passes):
         dtype, cast = self.training.precision.parameters, list[MemoryEvent]()
         waits = self.gather_waits.pop("all_gather", []) if not flat.unsharded else []
         if not flat.unsharded and dtype != ORIGINAL:
-            cast = self.alloc(f"{flat.fqn}.cast", "communication", self.nbytes(flat.shard, dtype))
+            nbytes = self.nbytes(flat.shard, dtype)
+            cast = self.alloc(form_of(flat.fqn, "cast"), "communication", nbytes)
             copied = self.issue(
                 "copy",
                 flat.fqn,
@@ -92,7 +94,7 @@ class FlatParameterStep(Passes):
             return
         flat.unsharded = True
         nbytes = self.nbytes(flat.padded, dtype)
-        made = self.alloc(f"{flat.fqn}.unsharded", "unsharded_parameters", nbytes)
+        made = self.alloc(form_of(flat.fqn, "unsharded"), "unsharded_parameters", nbytes)
         gathered = self.issue(
             "all_gather",
             flat.fqn,
@@ -102,7 +104,7 @@ class FlatParameterStep(Passes):
             nbytes=nbytes,
             dtype=dtype,
             micro_batch=self.micro_batch,
-            memory=(*made, *self.drop(f"{flat.fqn}.cast")),
+            memory=(*made, *self.drop(form_of(flat.fqn, "cast"))),
         )
         self.last_gather = [gathered]
 
@@ -127,7 +129,7 @@ class FlatParameterStep(Passes):
         flat.prefetched, flat.in_use = False, keeps_views
         if free:
             flat.unsharded = False
-            memory = self.drop(f"{flat.fqn}.unsharded")
+            memory = self.drop(form_of(flat.fqn, "unsharded"))
             event = self.issue("free", flat.fqn, micro_batch=self.micro_batch, memory=memory)
             self.frees += [event] if self.limits else []
 
@@ -139,7 +141,7 @@ class FlatParameterStep(Passes):
         gradient (_reset_flat_param_grad_info).
         """
         holders = [fqn for fqn in self.units if not self.micro_batch or fqn in self.hollow]
-        gone = self.drop_each([f"{fqn}.gradient" for fqn in holders])
+        gone = self.drop_each([gradient_of(fqn) for fqn in holders])
         if gone:
             self.issue("free", ROOT, stream="host", memory=gone)
         last = self.last_computed()
@@ -160,7 +162,7 @@ class FlatParameterStep(Passes):
         left are added to in place. The hook after the last run holds the addend to its end.
         """
         dtype, own, last = (
-            self.training.precision.parameters, f"{flat.fqn}.unsharded_gradient", not flat.splits,
+            self.training.precision.parameters, unsharded_gradient_of(flat.fqn), not flat.splits,
         )
         nbytes, apart, waiting = (
             self.nbytes(flat.numel, dtype), dtype != ORIGINAL, flat.accumulating,
@@ -168,7 +170,10 @@ class FlatParameterStep(Passes):
         in_place = (
             self.training.device == "cuda"
         )  # autograd adds out of place where a meter watches, see zsim/autograd/tape.py
-        parts = [f"{view(fqn, run)}.unsharded_gradient" if fqn else "" for fqn, _ in flat.pieces]
+        parts = [
+            unsharded_gradient_of(view(fqn, run)) if fqn else NOTHING
+            for fqn, _ in flat.pieces
+        ]
         copies, sharing = self.gradients.copied(
             [view(fqn, run) for fqn, _ in reversed(flat.pieces) if fqn], self.live
         )
@@ -178,11 +183,13 @@ class FlatParameterStep(Passes):
             if part not in self.live and part not in sharing
         ]
         zeros = [
-            (f"{flat.fqn}.zeros{index}", self.nbytes(numel, dtype))
+            (form_of(flat.fqn, "zeros", index), self.nbytes(numel, dtype))
             for index, numel in enumerate(empty)
         ]
-        total = f"{own}.added" if own in self.live and waiting != own else own
-        made = total if apart or (not waiting and (last or in_place)) else f"{own}.of{flat.splits}"
+        total = form_of(own, "added") if own in self.live and waiting != own else own
+        made = form_of(own, "of", flat.splits)
+        if apart or (not waiting and (last or in_place)):
+            made = total
         memory = (
             copies
             + self.alloc_each(zeros, "temporaries")
@@ -190,7 +197,7 @@ class FlatParameterStep(Passes):
         )
         memory += self.drop_each([name for name, _ in zeros]) + self.drop_each(parts)
         if waiting and not in_place:
-            flat.accumulating = total if last else f"{own}.sum{flat.splits}"
+            flat.accumulating = total if last else form_of(own, "sum", flat.splits)
             memory += self.alloc(flat.accumulating, "unsharded_gradients", nbytes) + self.drop_each(
                 [waiting, made]
             )
@@ -199,7 +206,7 @@ class FlatParameterStep(Passes):
         elif not apart:
             flat.accumulating = made
         if last:
-            flat.accumulating = ""
+            flat.accumulating = NOTHING
         sums = bool(waiting) + (total != own and (apart or last))
         kernels = (
             copy_kernel(flat.numel, source=dtype, target=dtype),
@@ -212,8 +219,9 @@ class FlatParameterStep(Passes):
         cast and add the shard."""
         dtype = self.training.precision.reduce
         kernels, memory = self._reduce_input(flat)
-        fresh = f"{flat.fqn}.gradient" not in self.live
-        output = f"{flat.fqn}.gradient" if fresh and dtype == ORIGINAL else f"{flat.fqn}.reduced"
+        fresh = gradient_of(flat.fqn) not in self.live
+        kept = fresh and dtype == ORIGINAL
+        output = gradient_of(flat.fqn) if kept else form_of(flat.fqn, "reduced")
         memory += self.alloc(output, "gradients", self.nbytes(flat.shard, dtype))
         after = self.last_computed()
         if kernels:
@@ -245,11 +253,13 @@ class FlatParameterStep(Passes):
             )
         kernels, memory = self._accumulated(flat, fresh=fresh)
         memory += self.drop_each(
-            [f"{flat.fqn}.{name}" for name in ("reduced", "cast_gradient", "padded_gradient")]
+            [
+                form_of(flat.fqn, "reduced"), form_of(flat.fqn, "cast_gradient"),
+                form_of(flat.fqn, "padded_gradient"),
+            ]
         )
-        memory += self.drop_each(
-            [f"{flat.fqn}.unsharded_gradient", f"{flat.fqn}.unsharded_gradient.added"]
-        )
+        unsharded = unsharded_gradient_of(flat.fqn)
+        memory += self.drop_each([unsharded, form_of(unsharded, "added")])
         self._on(stream, flat, kernels, memory=memory)
 
     def accumulate_without_sync(self, flat: FlatParameter) -> None:
@@ -257,7 +267,7 @@ class FlatParameterStep(Passes):
         (no_sync)."""
         if self.originals and not self.micro_batch:
             self.hung.append((self.issue("alloc", flat.fqn, stream="host"), flat.fqn))
-        memory = self.drop(f"{flat.fqn}.unsharded_gradient.added")
+        memory = self.drop(form_of(unsharded_gradient_of(flat.fqn), "added"))
         if memory:
             self.issue("free", flat.fqn, stream="host", micro_batch=self.micro_batch, memory=memory)
 
@@ -268,13 +278,14 @@ class FlatParameterStep(Passes):
         if source != dtype:
             kernels += (copy_kernel(flat.numel, source=source, target=dtype),)
             memory += self.alloc(
-                f"{flat.fqn}.cast_gradient", "communication", self.nbytes(flat.numel, dtype)
+                form_of(flat.fqn, "cast_gradient"), "communication", self.nbytes(flat.numel, dtype)
             )
         if flat.padded > flat.numel:
             moved = self.nbytes(flat.padded + 2 * flat.numel, dtype)  # filled, then copied into
             kernels += (Kernel("pad", 0, moved, dtype),)
             memory += self.alloc(
-                f"{flat.fqn}.padded_gradient", "communication", self.nbytes(flat.padded, dtype)
+                form_of(flat.fqn, "padded_gradient"), "communication",
+                self.nbytes(flat.padded, dtype),
             )
         before, _ = division(self.mesh.world_size)
         return kernels + divide_kernels(
@@ -286,7 +297,7 @@ class FlatParameterStep(Passes):
     ) -> tuple[tuple[Kernel, ...], list[MemoryEvent]]:
         """Division and cast of the reduced shard, and its addition to that of earlier
         micro-batches."""
-        dtype, name = self.training.precision.reduce, f"{flat.fqn}.gradient"
+        dtype, name = self.training.precision.reduce, gradient_of(flat.fqn)
         _, after = division(self.mesh.world_size)
         kernels, memory = (
             divide_kernels(flat.shard, by=after, dtype=self.training.precision.reduce),
@@ -295,13 +306,13 @@ class FlatParameterStep(Passes):
         if dtype != ORIGINAL:
             kernels += (copy_kernel(flat.shard, source=dtype, target=ORIGINAL),)
             memory += self.alloc(
-                name if fresh else f"{flat.fqn}.new_gradient", "gradients",
+                name if fresh else form_of(flat.fqn, "new_gradient"), "gradients",
                 self.nbytes(flat.shard, ORIGINAL),
             )
-            memory += self.drop(f"{flat.fqn}.reduced")
+            memory += self.drop(form_of(flat.fqn, "reduced"))
         if not fresh:
             kernels += (Kernel("add", flat.shard, 3 * self.nbytes(flat.shard, ORIGINAL), ORIGINAL),)
-            memory += self.drop(f"{flat.fqn}.new_gradient")
+            memory += self.drop(form_of(flat.fqn, "new_gradient"))
         return kernels, memory
 
     def _on(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.ir.buffers import gradient_of, norm_part
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
@@ -31,7 +32,7 @@ def optimizer(
     step.issue("optimizer", ROOT, waits=waits, kernels=kernels, memory=memory)
     step.begin("zero_grad")
     gradients = (
-        [] if keeps_gradients else step.drop_each([f"{unit}.gradient" for unit in step.units])
+        [] if keeps_gradients else step.drop_each([gradient_of(unit) for unit in step.units])
     )
     step.issue("free", ROOT, stream="host", memory=gradients)
     return step
@@ -70,27 +71,27 @@ def _norms_memory(count: int, *, first: bool) -> Iterator[MemoryEvent]:
     its square, in this order."""
     element = DTYPE_NBYTES[ORIGINAL]
     if first:
-        yield Alloc("norm.zero", "temporaries", element)
+        yield Alloc(norm_part("zero"), "temporaries", element)
     if count:
-        yield from (Alloc(f"norm.{i}", "temporaries", element) for i in range(count))
-        yield Alloc("norm.stack", "temporaries", element * count)
-        yield from (Free(f"norm.{i}") for i in range(count))
-        yield Alloc("norm.own", "temporaries", element)
-        yield Free("norm.stack")
-    yield Alloc("norm.square", "temporaries", element)
+        yield from (Alloc(norm_part(i), "temporaries", element) for i in range(count))
+        yield Alloc(norm_part("stack"), "temporaries", element * count)
+        yield from (Free(norm_part(i)) for i in range(count))
+        yield Alloc(norm_part("own"), "temporaries", element)
+        yield Free(norm_part("stack"))
+    yield Alloc(norm_part("square"), "temporaries", element)
 
 
 def _clip_memory(*, held: bool) -> Iterator[MemoryEvent]:
     """The root of what was all-reduced, and the coefficient min(1, max_norm / (norm + ε)), by which
     gradients are scaled in place."""
     element = DTYPE_NBYTES[ORIGINAL]
-    yield Alloc("norm.total", "temporaries", element)
-    yield Free("norm.square")
+    yield Alloc(norm_part("total"), "temporaries", element)
+    yield Free(norm_part("square"))
     for name in ("sum", "reciprocal", "quotient"):
-        yield Alloc(f"norm.{name}", "temporaries", element)
-    yield Free("norm.reciprocal")
-    yield Free("norm.sum")
-    yield Alloc("norm.coefficient", "temporaries", element)
+        yield Alloc(norm_part(name), "temporaries", element)
+    yield Free(norm_part("reciprocal"))
+    yield Free(norm_part("sum"))
+    yield Alloc(norm_part("coefficient"), "temporaries", element)
     if held:
-        yield Free("norm.own")
-    yield from (Free(f"norm.{name}") for name in ("quotient", "coefficient", "total"))
+        yield Free(norm_part("own"))
+    yield from (Free(norm_part(name)) for name in ("quotient", "coefficient", "total"))

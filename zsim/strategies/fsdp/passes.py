@@ -19,7 +19,7 @@ from zsim.autograd.lowered import (
 )
 from zsim.autograd.lowering.lower_model import loss_buffers
 from zsim.autograd.traced.model import TracedModel
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import Buffer, owner_of
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.models.spec import ROOT, is_model_input
@@ -53,7 +53,7 @@ class Passes(StepBuilder):
     micro_batch: int = 0
     reads_cast_input: LoweredModule | None = None
     """The first module of this forward, whose inputs the root has cast."""
-    live: set[str] = field(default_factory=set)
+    live: set[Buffer] = field(default_factory=set)
     waits: list[int] = field(default_factory=list)
     """Waits of the next module besides the ops before it on the compute stream."""
     loss: list[MemoryEvent] = field(default_factory=list)
@@ -66,27 +66,29 @@ class Passes(StepBuilder):
         """Bytes of `numel` elements."""
         return numel * DTYPE_NBYTES[dtype]
 
-    def alloc(self, buffer: str, kind: MemoryKind, nbytes: int) -> list[MemoryEvent]:
+    def alloc(self, buffer: Buffer, kind: MemoryKind, nbytes: int) -> list[MemoryEvent]:
         """The allocation of a buffer, nothing for an empty one."""
         if not nbytes:
             return []
         self.live.add(buffer)
         return [Alloc(buffer, kind, nbytes)]
 
-    def alloc_each(self, buffers: Iterable[tuple[str, int]], kind: MemoryKind) -> list[MemoryEvent]:
+    def alloc_each(
+        self, buffers: Iterable[tuple[Buffer, int]], kind: MemoryKind
+    ) -> list[MemoryEvent]:
         """The allocations of buffers by name and size, nothing for empty ones."""
         made = [Alloc(name, kind, nbytes) for name, nbytes in buffers if nbytes]
         self.live.update([event.buffer for event in made])
         return [*made]
 
-    def drop(self, buffer: str) -> list[MemoryEvent]:
+    def drop(self, buffer: Buffer) -> list[MemoryEvent]:
         """The freeing of a buffer if it lives."""
         if buffer not in self.live:
             return []
         self.live.remove(buffer)
         return [Free(buffer)]
 
-    def drop_each(self, buffers: Iterable[str]) -> list[MemoryEvent]:
+    def drop_each(self, buffers: Iterable[Buffer]) -> list[MemoryEvent]:
         """The freeing of those of different buffers that live."""
         live = self.live
         gone = [name for name in buffers if name in live]
@@ -129,7 +131,7 @@ class Passes(StepBuilder):
         return (
             buffer == module.input_buffer
             if module.input_buffer
-            else Buffer(buffer).owner != module.fqn
+            else owner_of(buffer) != module.fqn
         )
 
     def cast_input(self, modules: tuple[LoweredModule, ...]) -> None:

@@ -13,6 +13,7 @@ from zsim.autograd.lowered import (
     ParameterGradient,
     TapeEvent,
 )
+from zsim.ir.buffers import Buffer, form_of, unsharded_gradient_of
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.strategies.building.backward_events import BackwardEvent, accumulated
 
@@ -28,7 +29,7 @@ class UnshardedGradients:
     uses_left: Counter[str] = field(default_factory=Counter)
     """Gradients of each parameter still to come in this backward: a tied one has several, summed
     before they are kept."""
-    tied_parts: dict[str, list[str]] = field(default_factory=dict)
+    tied_parts: dict[str, list[Buffer]] = field(default_factory=dict)
     born: set[str] = field(default_factory=set)
     """Parameters whose gradient this backward has made anew, rather than found from an earlier
     micro-batch."""
@@ -39,9 +40,9 @@ class UnshardedGradients:
     another layout. A gradient that a sum has expanded it flattens without a copy."""
     element: int = 0
     """Bytes of one element, where parameters are views."""
-    scalars: set[str] = field(default_factory=set)
+    scalars: set[Buffer] = field(default_factory=set)
     """Buffers of one element that this backward makes."""
-    uncopied: dict[str, str] = field(default_factory=dict)
+    uncopied: dict[str, Buffer] = field(default_factory=dict)
     """Buffer of the gradient that a view will copy, by view."""
     added: list[str] = field(default_factory=list)
     """Gradients that the module at hand has added to an earlier one, in its order."""
@@ -65,7 +66,7 @@ class UnshardedGradients:
             if type(event) is Alloc and event.nbytes == self.element
         }
 
-    def events(self, tape: Iterable[TapeEvent], live: set[str]) -> list[BackwardEvent]:
+    def events(self, tape: Iterable[TapeEvent], live: set[Buffer]) -> list[BackwardEvent]:
         """A module's backward; `live` are the rank's live buffers, and learns of gradients that are
         born.
 
@@ -103,15 +104,15 @@ class UnshardedGradients:
         yield from copies
 
     def copied(
-        self, views: Iterable[str], live: set[str]
-    ) -> tuple[list[MemoryEvent], frozenset[str]]:
+        self, views: Iterable[str], live: set[Buffer]
+    ) -> tuple[list[MemoryEvent], frozenset[Buffer]]:
         """The backward of `views`, in the order of autograd: what lies otherwise is copied. And the
         gradients that have no memory, since they share another's one element."""
-        memory, sharing, flattened = list[MemoryEvent](), set[str](), set[str]()
+        memory, sharing, flattened = list[MemoryEvent](), set[Buffer](), set[Buffer]()
         for fqn in views:
             if fqn not in self.uncopied:
                 continue
-            source, name = self.uncopied.pop(fqn), f"{fqn}.unsharded_gradient"
+            source, name = self.uncopied.pop(fqn), unsharded_gradient_of(fqn)
             if source in flattened:
                 sharing.add(name)
                 continue
@@ -123,9 +124,9 @@ class UnshardedGradients:
                 memory += [Alloc(name, "unsharded_gradients", self.nbytes[fqn]), Free(source)]
         return memory, frozenset(sharing)
 
-    def _born(self, event: ParameterGradient, live: set[str]) -> tuple[list[Alloc], list[Free]]:
+    def _born(self, event: ParameterGradient, live: set[Buffer]) -> tuple[list[Alloc], list[Free]]:
         fqn = event.fqn
-        name, nbytes = f"{fqn}.unsharded_gradient", self.nbytes[fqn]
+        name, nbytes = unsharded_gradient_of(fqn), self.nbytes[fqn]
         self.uses_left[fqn] -= 1
         if name not in live:
             self.born.add(fqn)
@@ -134,7 +135,7 @@ class UnshardedGradients:
         if event.is_copy:
             self.added.append(fqn)
             return [], []
-        part = f"{name}.added{self.uses_left[fqn]}"
+        part = form_of(name, "added", self.uses_left[fqn])
         parts = [*self.tied_parts.pop(fqn, []), part]
         if fqn not in self.born:
             if self.uses_left[fqn]:

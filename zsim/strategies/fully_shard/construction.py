@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from zsim.ir.buffers import Buffer, form_of
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, HostAlloc, MemoryEvent
 from zsim.models.spec import ROOT
@@ -42,7 +43,8 @@ class DerivedMesh:
     def rank_map(self) -> list[MemoryEvent]:
         """The map, made with the first group."""
         needed = (self.of_axes or self.resharded_to) and self.training.device == "cpu"
-        return [Alloc("mesh.rank_map", "communication", 4 * self.mesh.world_size)] if needed else []
+        ranks = Alloc(Buffer("mesh.rank_map"), "communication", 4 * self.mesh.world_size)
+        return [ranks] if needed else []
 
     def lookup(self, *, of: Literal["group", "parameter"]) -> list[MemoryEvent]:
         """One search of this rank's coordinate."""
@@ -50,7 +52,8 @@ class DerivedMesh:
         if not needed or self.training.device != "cpu":
             return []
         compared = Alloc(
-            "mesh.coordinate", "temporaries", self.mesh.world_size + 2 * DTYPE_NBYTES["int64"]
+            Buffer("mesh.coordinate"), "temporaries",
+            self.mesh.world_size + 2 * DTYPE_NBYTES["int64"],
         )
         return [compared, Free(compared.buffer)]
 
@@ -69,26 +72,27 @@ def construction(
     casts = made_whole and derived.training.precision.stepped != MASTER_DTYPE
     for group in groups.values() if made_whole else ():
         exact = [
-            Alloc(f"{p.fqn}.{'exact' if casts else 'whole'}", "parameters",
+            Alloc(form_of(p.fqn, "exact" if casts else "whole"), "parameters",
                   p.numel * DTYPE_NBYTES[MASTER_DTYPE])
             for p in group.parameters
         ]
         step.issue("alloc", group.fqn, stream="host", memory=exact)
     for group in [groups[fqn] for fqn in (*order, *([ROOT] if ROOT in groups else []))]:
         whole: list[MemoryEvent] = []
-        for p in group.parameters if casts or not made_whole else ():
-            whole.append(Alloc(f"{p.fqn}.whole", "parameters", p.numel * element))
-            whole += [Free(f"{p.fqn}.exact")] if casts else []
+        frees = [Free(form_of(p.fqn, "whole")) for p in group.parameters]
+        for p, free in zip(group.parameters, frees, strict=True) if casts or not made_whole else ():
+            whole.append(Alloc(free.buffer, "parameters", p.numel * element))
+            whole += [Free(form_of(p.fqn, "exact"))] if casts else []
         if whole:
             step.issue("alloc", group.fqn, stream="host", memory=whole)
         shards, once = [*once, *derived.lookup(of="group")], []
         for p in group.parameters:
             shards += derived.lookup(of="parameter")
-            shards += [Alloc(f"{p.fqn}.shard", "parameters", p.shard * element)] if p.shard else []
-            shards += [Free(f"{p.fqn}.shard")] if p.shard and offloaded else []
-        frees = [Free(f"{p.fqn}.whole") for p in group.parameters]
+            if p.shard:
+                shard = Alloc(form_of(p.fqn, "shard"), "parameters", p.shard * element)
+                shards += [shard, Free(shard.buffer)] if offloaded else [shard]
         on_host = [
-            HostAlloc(f"{p.fqn}.shard", "parameters", p.shard * element, pinned=True)
+            HostAlloc(form_of(p.fqn, "shard"), "parameters", p.shard * element, pinned=True)
             for p in group.parameters if p.shard and offloaded
         ]
         step.issue("alloc", group.fqn, stream="host", memory=(*shards, *frees), host=on_host)

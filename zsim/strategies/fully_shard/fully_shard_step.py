@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.autograd.lowered import LoweredModule
+from zsim.ir.buffers import NOTHING, form_of
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import MemoryEvent
 from zsim.models.spec import ROOT
@@ -49,9 +50,9 @@ class FullyShardStep(ReducingStep):
         )
         for group in groups.values():
             if group.part:
-                step.live.update(f"{p.fqn}.{group.part}" for p in group.parameters if p.shard)
+                step.live.update([form_of(p.fqn, group.part) for p in group.parameters if p.shard])
             if group.unsharded:
-                step.live.update(f"{p.fqn}.unsharded" for p in group.parameters if p.padded)
+                step.live.update(form_of(p.fqn, "unsharded") for p in group.parameters if p.padded)
         return step
 
     def copy(self) -> FullyShardStep:
@@ -89,7 +90,7 @@ class FullyShardStep(ReducingStep):
         group, self.forward_gather = self.forward_gather, None
         self.gather_waits = self.last_copy_out or self.gather_waits
         if group is not None:
-            memory, self.forward_output = [*self.drop(self.forward_output), *inputs], ""
+            memory, self.forward_output = [*self.drop(self.forward_output), *inputs], NOTHING
             self.issue(
                 "free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory
             )
@@ -164,10 +165,10 @@ class FullyShardStep(ReducingStep):
 
         So does an all-gather that fully_shard prefetched and no unit used.
         """
-        memory = self.drop(f"{group.fqn}.reduced")
+        memory = self.drop(form_of(group.fqn, "reduced"))
         if group.gathered:
             group.gathered = False
-            memory += self.drop(self.outputs.get(group.fqn, ""))
+            memory += self.drop(self.outputs.get(group.fqn, NOTHING))
             self.unfinished += [self.gathers[group.fqn]] if group.fqn in self.gathers else []
         if memory or self.unfinished:
             waits, self.unfinished = self.unfinished, []

@@ -3,6 +3,7 @@ they live, gradients dropped."""
 
 from __future__ import annotations
 
+from zsim.ir.buffers import gradient_of
 from zsim.ir.ops import Free, HostEvent, MemoryEvent, Stream
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
@@ -87,9 +88,9 @@ def step_shards(
         host=host,
     )
     step.begin("zero_grad")
-    gradients = step.drop_each([f"{unit.fqn}.gradient" for unit in step.training.model.units])
+    gradients = step.drop_each([gradient_of(unit.fqn) for unit in step.training.model.units])
     units = [unit.fqn for unit in step.training.model.units if unit.fqn in step.on_host]
     step.issue(
-        "free", ROOT, stream="host", memory=gradients, host=[Free(f"{u}.gradient") for u in units]
+        "free", ROOT, stream="host", memory=gradients, host=[Free(gradient_of(u)) for u in units]
     )
     return step

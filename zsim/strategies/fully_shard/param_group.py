@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Final, Literal
 
+from zsim.ir.buffers import Buffer, Form, form_of, unsharded_gradient_of
 from zsim.ir.sharding import Dim0Layout, shard_size
 from zsim.models.spec import ROOT, ModelSpec, Parameter
 from zsim.strategies.building.parameters import trained_parameters
@@ -42,9 +43,9 @@ class FSDPParamGroup:
     """
     resharded_to: int = 0
     """Ranks that a group kept in `1/ranks` parts after forward is spread over; 0 when it is not."""
-    part: str = ""
-    """Suffix of the buffers of that part. Without a backward they outlive it until the next part is
-    there."""
+    part: Form | None = None
+    """Form of its parameters in that part. Without a backward they outlive it until the next part
+    is there."""
 
     forward_prefetch: tuple[FSDPParamGroup, ...] = ()
     """Gathered when its forward begins (set_modules_to_forward_prefetch)."""
@@ -62,9 +63,17 @@ class FSDPParamGroup:
     reduces: dict[str, int] = field(init=False)
     """`totals` of the trained parameters alone."""
 
+    whole: tuple[Buffer, ...] = field(init=False)
+    """The unsharded parameters."""
+
+    gradients: tuple[Buffer, ...] = field(init=False)
+    """The unsharded gradients of the trained parameters."""
+
     def __post_init__(self) -> None:
         self.trained = tuple([parameter for parameter in self.parameters if parameter.trained])
         self.totals = _totals(self.parameters)
+        self.whole = tuple([form_of(parameter.fqn, "unsharded") for parameter in self.parameters])
+        self.gradients = tuple([unsharded_gradient_of(p.fqn) for p in self.trained])
         self.reduces = self.totals if self.trained == self.parameters else _totals(self.trained)
 
 

@@ -6,15 +6,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from zsim.ir.buffers import Buffer, form_of, gradient_of, unsharded_gradient_of
 from zsim.ir.ops import Free, HostAlloc, HostEvent, Kernel, MemoryEvent
 from zsim.models.torch_versions import INPUT_BESIDE_THE_NEXT, INPUT_PAST_IDLE_UNITS
 from zsim.strategies.building.kernels import add_kernel, copy_kernel
 from zsim.strategies.fsdp.gradient_division import divide_kernels, division
-from zsim.strategies.fully_shard.param_group import FSDPParamGroup
+from zsim.strategies.fully_shard.param_group import FSDPParamGroup, Sharded
 from zsim.strategies.fully_shard.unshard import UnshardingStep
 
-ACCUMULATED = ".accumulated_gradient"
-"""Suffix of a parameter's gradient of earlier micro-batches, kept in the reduce dtype."""
+
+def accumulated_of(parameter: Sharded) -> Buffer:
+    """The gradient of a parameter from earlier micro-batches, kept in the reduce dtype."""
+    return form_of(parameter.fqn, "accumulated_gradient")
 
 
 @lru_cache(maxsize=1024)
@@ -33,7 +36,7 @@ class ReducingStep(UnshardingStep):
     over_replicas: bool = True
     """This micro-batch's reductions go on over replicas; else they are kept for a later one to add.
     """
-    reduce_input: tuple[str, int] | None = None
+    reduce_input: tuple[Buffer, int] | None = None
     """The input of the last reduce-scatter, which lives until the next one is copied in, and that
     reduction."""
     reduces: list[int] = field(default_factory=list)
@@ -55,11 +58,10 @@ class ReducingStep(UnshardingStep):
             return
         memory: list[MemoryEvent] = []
         kernels: list[Kernel] = []
-        for parameter in group.trained:
-            gradient = f"{parameter.fqn}.unsharded_gradient"
+        for parameter, gradient in zip(group.trained, group.gradients, strict=True):
             if gradient in self.live:
                 nbytes = self.nbytes(parameter.numel, precision.reduce)
-                memory += self.alloc(f"{parameter.fqn}{ACCUMULATED}", "unsharded_gradients", nbytes)
+                memory += self.alloc(accumulated_of(parameter), "unsharded_gradients", nbytes)
                 kernels.append(
                     copy_kernel(
                         parameter.numel, source=precision.parameters, target=precision.reduce
@@ -77,23 +79,24 @@ class ReducingStep(UnshardingStep):
         live, precision = self.live, self.training.precision
         both = [
             p
-            for p in group.trained
-            if f"{p.fqn}{ACCUMULATED}" in live and f"{p.fqn}.unsharded_gradient" in live
+            for p, gradient in zip(group.trained, group.gradients, strict=True)
+            if accumulated_of(p) in live and gradient in live
         ]
         if both:
             kernels = additions(
                 tuple([p.numel for p in both]), of=precision.parameters, to=precision.reduce
             )
-            memory = self.drop_each([f"{p.fqn}.unsharded_gradient" for p in both])
+            memory = self.drop_each([unsharded_gradient_of(p.fqn) for p in both])
             self.issue(
                 "copy", group.fqn, micro_batch=self.micro_batch, kernels=kernels, memory=memory
             )
 
-    def _gradient_buffers(self, group: FSDPParamGroup) -> list[str]:
-        live, fqns = self.live, [parameter.fqn for parameter in group.trained]
+    def _gradient_buffers(self, group: FSDPParamGroup) -> list[Buffer]:
+        if not self.micro_batch:  # nothing is accumulated yet
+            return [*group.gradients]
         return [
-            a if (a := f"{fqn}{ACCUMULATED}") in live else f"{fqn}.unsharded_gradient"
-            for fqn in fqns
+            a if (a := accumulated_of(p)) in self.live else gradient
+            for p, gradient in zip(group.trained, group.gradients, strict=True)
         ]
 
     def has_gradients(self, group: FSDPParamGroup) -> bool:
@@ -119,23 +122,23 @@ class ReducingStep(UnshardingStep):
         dtype = self.training.precision.reduce
         waits: list[int] = []
         memory: list[MemoryEvent] = []
-        source, earlier = f"{group.fqn}.reduce_input", self.reduce_input
+        source, earlier = form_of(group.fqn, "reduce_input"), self.reduce_input
         beside = self.training.torch in INPUT_BESIDE_THE_NEXT.versions
         if earlier is not None:
-            source = f"{source}.next" if beside and earlier[0] == source else source
+            source = form_of(source, "next") if beside and earlier[0] == source else source
             memory += [] if beside else self.drop(earlier[0])
             waits.append(earlier[1])
         if group.fqn in self.post_reduces:  # the group's second reduction in this backward
             waits.append(self.post_reduces[group.fqn])
-            memory += self.drop(f"{group.fqn}.reduced")
-        fresh = f"{group.fqn}.gradient" not in self.live and group.fqn not in self.on_host
+            memory += self.drop(form_of(group.fqn, "reduced"))
+        fresh = gradient_of(group.fqn) not in self.live and group.fqn not in self.on_host
         output = self._reduced_into(group, fresh=fresh)
         gradients = self._gradient_buffers(group)
         # by torch's loop over shards, until it returns
         held = gradients[-1:] if self.mesh.dp_shard > 1 else []
         held += [earlier[0]] if earlier is not None and beside else []
         # of earlier micro-batches, in the reduce dtype already
-        kept = any(name.endswith(ACCUMULATED) for name in gradients)
+        kept = not set(gradients).issubset(group.gradients)
         read = dtype if kept else self.training.precision.parameters
         memory += self.alloc(source, "communication", self.nbytes(group.reduces["padded"], dtype))
         memory += self.drop_each([name for name in gradients if name not in held])
@@ -203,14 +206,14 @@ class ReducingStep(UnshardingStep):
             micro_batch=self.micro_batch,
         )
 
-    def _reduced_into(self, group: FSDPParamGroup, *, fresh: bool) -> str:
+    def _reduced_into(self, group: FSDPParamGroup, *, fresh: bool) -> Buffer:
         """The buffer that the shards' reduction makes: it stays, or is cast or added to an earlier
         one."""
         if not self.over_replicas:
-            partial = f"{group.fqn}.partial_gradient"
-            return f"{group.fqn}.reduced" if partial in self.live else partial
+            partial = form_of(group.fqn, "partial_gradient")
+            return form_of(group.fqn, "reduced") if partial in self.live else partial
         stays = fresh and not self.elsewhere and self.training.precision.reduce == self.original
-        return f"{group.fqn}.gradient" if stays else f"{group.fqn}.reduced"
+        return gradient_of(group.fqn) if stays else form_of(group.fqn, "reduced")
 
     @property
     def _divided_by(self) -> tuple[float, float]:
@@ -254,10 +257,12 @@ class ReducingStep(UnshardingStep):
             memory=memory or (),
         )
 
-    def _keep_partial(self, group: FSDPParamGroup, output: str, done: int, last: list[str]) -> int:
+    def _keep_partial(
+        self, group: FSDPParamGroup, output: Buffer, done: int, last: list[Buffer]
+    ) -> int:
         """Without an all-reduce: keep the reduced shard, or add it to the one that is kept, on the
         reduction's stream."""
-        again = output == f"{group.fqn}.reduced"
+        again = output == form_of(group.fqn, "reduced")
         memory = [event for name in ([output] if again else []) + last for event in self.drop(name)]
         return self._on_reductions_stream(
             group, self._add_to_partial(group) if again else (), after=done, memory=memory
@@ -266,12 +271,12 @@ class ReducingStep(UnshardingStep):
     def _add_partial(self, group: FSDPParamGroup, *, after: int) -> int:
         """Add the partial gradient of earlier micro-batches, if there is one, before the
         all-reduce. Returns what to wait for."""
-        if f"{group.fqn}.partial_gradient" not in self.live:
+        if form_of(group.fqn, "partial_gradient") not in self.live:
             return after
         return self._on_reductions_stream(group, self._add_to_partial(group), after=after)
 
     def _post_reduce(
-        self, group: FSDPParamGroup, output: str, done: int, last: list[str], *, fresh: bool
+        self, group: FSDPParamGroup, output: Buffer, done: int, last: list[Buffer], *, fresh: bool
     ) -> int:
         """Divide, cast, and add to the sharded gradient of earlier micro-batches; the last
         unsharded gradient goes only now.
@@ -286,9 +291,9 @@ class ReducingStep(UnshardingStep):
         result = output
         if dtype != self.original:
             result = (
-                f"{group.fqn}.gradient"
+                gradient_of(group.fqn)
                 if fresh and not self.elsewhere
-                else f"{group.fqn}.cast_gradient"
+                else form_of(group.fqn, "cast_gradient")
             )
             memory += self.alloc(result, "gradients", self.nbytes(shard, self.original))
             kernels += (copy_kernel(shard, source=dtype, target=self.original),)
@@ -299,7 +304,8 @@ class ReducingStep(UnshardingStep):
             )
             memory += [] if held and result == output else self.drop(result)
         memory += [
-            event for name in (*last, f"{group.fqn}.partial_gradient") for event in self.drop(name)
+            event for name in (*last, form_of(group.fqn, "partial_gradient"))
+            for event in self.drop(name)
         ]
         return self.issue(
             "copy",
@@ -315,7 +321,7 @@ class ReducingStep(UnshardingStep):
     def _arriving(self, group: FSDPParamGroup, *, fresh: bool) -> list[HostEvent]:
         """The pinned memory that a gradient comes to: it stays there, or is added and goes."""
         nbytes = self.nbytes(group.reduces["shard"], self.original)
-        name = f"{group.fqn}.{'gradient' if fresh else 'arriving'}"
+        name = form_of(group.fqn, "gradient" if fresh else "arriving")
         return [HostAlloc(name, "gradients", nbytes, pinned=True)]
 
     def _add_on_host(self, group: FSDPParamGroup, done: int) -> int:
@@ -324,5 +330,5 @@ class ReducingStep(UnshardingStep):
         kernels = tuple([replace(kernel, location="host") for kernel in self._add_to_shards(group)])
         return self.issue(
             "copy", group.fqn, stream="host", waits=(done,), micro_batch=self.micro_batch,
-            kernels=kernels, host=[Free(f"{group.fqn}.arriving")],
+            kernels=kernels, host=[Free(form_of(group.fqn, "arriving"))],
         )

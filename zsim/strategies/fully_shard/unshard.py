@@ -10,11 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from zsim.ir.buffers import NOTHING, Buffer, Form, form_of
 from zsim.ir.ops import Alloc, Kernel, MemoryEvent
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import copy_kernel
 from zsim.strategies.fsdp.passes import Passes
 from zsim.strategies.fully_shard.param_group import FSDPParamGroup, Sharded
+
+PART: Form = "resharded"
+AGAIN: Form = "resharded.again"
+"""Forms of parameters in the part that forward keeps, in turn."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,9 +36,9 @@ class UnshardingStep(Passes):
     last_copy_out: list[int] = field(default_factory=list)
     forward_gather: FSDPParamGroup | None = None
     """The group whose all-gather output forward keeps until the next one has been copied out."""
-    forward_output: str = ""
+    forward_output: Buffer = NOTHING
     """Name of that group's all-gather output."""
-    outputs: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, Buffer] = field(default_factory=dict)
     """The last all-gather output of each group; one that runs twice in a row has two at once."""
     gathers: dict[str, int] = field(default_factory=dict)
     reshards: dict[str, int] = field(default_factory=dict)
@@ -57,8 +62,8 @@ class UnshardingStep(Passes):
         part = group.totals["padded"] // spread
         inputs, transfers = self._all_gather_inputs(group, part)
         source = dtype if group.resharded_to else self.original
-        name = f"{group.fqn}.all_gather"
-        self.outputs[group.fqn] = f"{name}.again" if name in self.live else name
+        name = form_of(group.fqn, "all_gather")
+        self.outputs[group.fqn] = form_of(name, "again") if name in self.live else name
         output = self.alloc(
             self.outputs[group.fqn], "communication", self.nbytes(group.totals["padded"], dtype)
         )
@@ -91,7 +96,7 @@ class UnshardingStep(Passes):
         if not self.offload:
             casts = dtype != self.original
             return self.alloc(
-                f"{group.fqn}.cast", "communication", self.nbytes(part, dtype)
+                form_of(group.fqn, "cast"), "communication", self.nbytes(part, dtype)
             ) if casts else [], ()
         if group.resharded_to:  # what forward kept is on the device, in the dtype of compute
             return [], ()
@@ -106,12 +111,12 @@ class UnshardingStep(Passes):
         dtype, memory = self.training.precision.parameters, list[MemoryEvent]()
         if self.elsewhere:
             nbytes = self.nbytes(parameter.shard, self.original)
-            memory += self.alloc(f"{parameter.fqn}.onloaded", "communication", nbytes)
+            memory += self.alloc(form_of(parameter.fqn, "onloaded"), "communication", nbytes)
         if dtype != self.original:
             memory += self.alloc(
-                f"{parameter.fqn}.cast", "communication", self.nbytes(parameter.shard, dtype)
+                form_of(parameter.fqn, "cast"), "communication", self.nbytes(parameter.shard, dtype)
             )
-            memory += self.drop(f"{parameter.fqn}.onloaded")
+            memory += self.drop(form_of(parameter.fqn, "onloaded"))
         return memory
 
     def _dropped(self, made: list[MemoryEvent]) -> list[MemoryEvent]:
@@ -153,16 +158,16 @@ class UnshardingStep(Passes):
             return
         dtype = self.training.precision.parameters
         memory = self._unsharded(group)
-        if group.resharded_to:
+        if group.resharded_to and group.part:
             memory += self.drop_each(
-                [f"{parameter.fqn}.{group.part}" for parameter in group.parameters]
+                [form_of(parameter.fqn, group.part) for parameter in group.parameters]
             )
-            group.part = ""
+            group.part = None
         transfers = (
             self._transfer("to_device", group.totals["shard"]) if self.mesh.dp_shard == 1 else ()
         )
         group.resharded_to = 0
-        gathered = self.outputs.get(group.fqn, "")
+        gathered = self.outputs.get(group.fqn, NOTHING)
         if forward:
             memory += self.drop(self.forward_output)
             self.forward_gather, self.forward_output = group, gathered
@@ -184,8 +189,8 @@ class UnshardingStep(Passes):
         """The allocations of a group's unsharded parameters."""
         element = DTYPE_NBYTES[self.training.precision.parameters]
         sizes = [
-            (f"{parameter.fqn}.unsharded", parameter.padded * element)
-            for parameter in group.parameters
+            (buffer, parameter.padded * element)
+            for buffer, parameter in zip(group.whole, group.parameters, strict=True)
         ]
         if self.mesh.dp_shard > 1:
             return self.alloc_each(sizes, "unsharded_parameters")
@@ -214,16 +219,15 @@ class UnshardingStep(Passes):
         if to:
             memory: list[MemoryEvent] = []
             dtype = self.training.precision.parameters
-            before, group.part = (
-                group.part, "resharded" if group.part != "resharded" else "resharded.again",
-            )
-            for parameter in group.parameters:
+            before, part = group.part, AGAIN if group.part == PART else PART
+            group.part = part
+            for whole, parameter in zip(group.whole, group.parameters, strict=True):
                 nbytes = self.nbytes(parameter.padded // to, dtype)
                 memory += self.alloc(
-                    f"{parameter.fqn}.{group.part}", "unsharded_parameters", nbytes
+                    form_of(parameter.fqn, part), "unsharded_parameters", nbytes
                 )
-                memory += self.drop(f"{parameter.fqn}.{before}")
-                memory += self.drop(f"{parameter.fqn}.unsharded")
+                memory += self.drop(form_of(parameter.fqn, before)) if before else []
+                memory += self.drop(whole)
             memory += held
             kernels = (copy_kernel(group.totals["padded"] // to, source=dtype, target=dtype),)
             copied = self.issue(
@@ -231,9 +235,7 @@ class UnshardingStep(Passes):
             )
             self.reshards[group.fqn] = copied
         else:
-            memory = self.drop_each(
-                [f"{parameter.fqn}.unsharded" for parameter in group.parameters]
-            )
+            memory = self.drop_each(group.whole)
             self.issue(
                 "free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=memory
             )

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from itertools import pairwise
 
 from zsim.autograd.lowered import Accumulated, ParameterGradient
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import bucket_of, buffer_of
 from zsim.ir.ops import Alloc, Kernel
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
@@ -120,7 +120,7 @@ class ReplicatedModel:
             element * sum([parameter.numel for parameter in bucket]) for bucket in self.rebuilt
         )
         return tuple(
-            Alloc(f"bucket.{number}", "communication", nbytes)
+            Alloc(bucket_of(number), "communication", nbytes)
             for number, nbytes in enumerate(sizes)
         )
 
@@ -141,7 +141,7 @@ class ReplicatedModel:
         model = self.training.model
         size = len(model.modules) // model.forwards
         return frozenset(
-            Buffer.of(last.fqn, last.operators[-1].output)
+            buffer_of(last.fqn, last.operators[-1].output)
             for last in model.modules[size - 1 :: size]
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import Buffer, buffer_of
 from zsim.ir.ops import Alloc, Free, MemoryEvent, MemoryKind, OpKind
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import MASTER_DTYPE
@@ -18,7 +18,7 @@ from zsim.strategies.replicated.buckets import AXIS, MASTER_NBYTES, USED, Replic
 
 BROADCAST_CAP = 250 * (1 << 20)
 """torch coalesces broadcasts of parameters and buffers up to this many bytes."""
-ONE_BUCKET = "buckets"
+ONE_BUCKET = Buffer("buckets")
 """The storage of all gradients together, until buckets are rebuilt in the order in which gradients
 were ready."""
 IN_FLIGHT = 2
@@ -38,7 +38,7 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> StepBuilder:
         kinds: dict[bool, MemoryKind] = {True: "optimizer_states", False: "parameters"}
         for unit in units:
             built = [
-                Alloc(Buffer.of(p.fqn, "master"), kinds[p.fqn in mastered], p.numel * MASTER_NBYTES)
+                Alloc(buffer_of(p.fqn, "master"), kinds[p.fqn in mastered], p.numel * MASTER_NBYTES)
                 for p in unit.parameters
             ]
             step.issue("alloc", unit.fqn, stream="host", memory=built)
@@ -49,9 +49,9 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> StepBuilder:
     ):
         memory: list[MemoryEvent] = []
         for parameter in cast:
-            memory.append(Alloc(parameter.fqn, "parameters", parameter.numel * element))
+            memory.append(Alloc(Buffer(parameter.fqn), "parameters", parameter.numel * element))
             goes = model.dtype != MASTER_DTYPE and parameter.fqn not in mastered
-            memory += [Free(Buffer.of(parameter.fqn, "master"))] if goes else []
+            memory += [Free(buffer_of(parameter.fqn, "master"))] if goes else []
         step.issue("alloc", unit_fqn, stream="host", memory=memory)
     _check_shapes(step, model)
     parameters = [("parameters", model.dtype, parameter.numel * element) for parameter in named]
@@ -64,7 +64,7 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> StepBuilder:
     if model.finds_unused:  # the map is kept on the host, and sent from the device
         places = ("host", "device") if model.training.device == "cpu" else ("device",)
         memory += [
-            Alloc(Buffer.of(USED, where), "communication", model.used_nbytes) for where in places
+            Alloc(buffer_of(USED, where), "communication", model.used_nbytes) for where in places
         ]
     step.issue("alloc", "buckets", stream="host", memory=memory)
     return step
@@ -80,12 +80,12 @@ def _check_shapes(step: StepBuilder, model: ReplicatedModel) -> None:
         DTYPE_NBYTES["int64"], 2 * DTYPE_NBYTES["int64"] * sum(len(p.shape) for p in model.reduced),
     )
     counts = (
-        Alloc("shapes:count", "communication", count),
-        Alloc("shapes:counts", "communication", count * model.num_replicas),
+        Alloc(Buffer("shapes:count"), "communication", count),
+        Alloc(Buffer("shapes:counts"), "communication", count * model.num_replicas),
     )
     sizes = (
-        Alloc("shapes:sizes", "communication", shapes),
-        Alloc("shapes:expected", "communication", shapes),
+        Alloc(Buffer("shapes:sizes"), "communication", shapes),
+        Alloc(Buffer("shapes:expected"), "communication", shapes),
     )
     collective_over_replicas(
         step, model, "all_gather", "shapes", counts[1].nbytes, dtype="int64", memory=counts
@@ -125,12 +125,13 @@ def _broadcast(
     """
     pieces = _coalesced(states)
     flat = [
-        Buffer.of(unit, f"broadcast.{number}" if number else "broadcast") if count > 1 else ""
+        buffer_of(unit, "broadcast", number or None) if count > 1 else None
         for number, (unit, _, _, count) in enumerate(pieces)
     ]
     for number, (unit, dtype, nbytes, _) in enumerate(pieces):
         over = [flat[number - IN_FLIGHT]] if number >= IN_FLIGHT else []
-        made = [Alloc(flat[number], "communication", nbytes)] if flat[number] else []
+        own = flat[number]
+        made = [Alloc(own, "communication", nbytes)] if own else []
         last = flat[max(0, number + 1 - IN_FLIGHT) :] if number == len(pieces) - 1 else []
         memory: tuple[MemoryEvent, ...] = (
             *(Free(name) for name in over if name), *made, *(Free(name) for name in last if name),

@@ -9,7 +9,7 @@ from functools import partial
 
 from zsim.autograd.lowered import LoweredModule, ParameterGradient, storage_events
 from zsim.autograd.lowering.lower_model import loss_buffers
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import Buffer, bucket_of, buffer_of, form_of, gradient_of, numbered
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
@@ -36,7 +36,7 @@ class ReplicatedStep:
     micro_batch: int = 0
     _live: dict[str, None] = field(default_factory=dict)
     _viewed: bool = False
-    _made: dict[str, list[str]] = field(default_factory=dict)
+    _made: dict[str, list[Buffer]] = field(default_factory=dict)
     _waiting: dict[str, list[MemoryEvent]] = field(default_factory=dict)
     """Events that come with the accumulation of a gradient, by parameter."""
     _compute: int = 0
@@ -83,7 +83,7 @@ class ReplicatedStep:
         sent: list[MemoryEvent] = []
         for unit, count in (("bucket_order", order), ("bucket_sizes", len(self.buckets))):
             copies = ("host", "device") if self.model.training.device == "cpu" else ("device",)
-            made = [Alloc(Buffer.of(unit, copy), "communication", 4 * count) for copy in copies]
+            made = [Alloc(buffer_of(unit, copy), "communication", 4 * count) for copy in copies]
             sent = [*(Free(alloc.buffer) for alloc in made), *sent]
             ended = sent if unit == "bucket_sizes" else []
             collective_over_replicas(
@@ -112,7 +112,9 @@ class ReplicatedStep:
                 for event in module.forward.memory
                 if isinstance(event, Alloc) and event.buffer in self.model.losses
             ]
-            made = [Alloc(f"{loss.buffer}.copy", "temporaries", loss.nbytes) for loss in losses]
+            made = [
+                Alloc(form_of(loss.buffer, "copy"), "temporaries", loss.nbytes) for loss in losses
+            ]
             index = len(list(storage_events(module.forward.memory)))
             memory[index:index] = [*made, *(Free(copy.buffer) for copy in made)]
         waits = self.step.save_inputs(
@@ -163,19 +165,19 @@ class ReplicatedStep:
         fqn, nbytes = event.fqn, self.model.nbytes_of[event.fqn]
         made = self._made.setdefault(fqn, [])
         kept = fqn in self._live or self._viewed
-        made.append(f"{fqn}.gradient{len(made) + 1}")
+        made.append(gradient_of(fqn, len(made) + 1))
         births = [Alloc(made[-1], "temporaries", nbytes)]
         if kept and event.is_copy:
             births = []
         elif not kept and len(made) == 1:
-            made[-1] = f"{fqn}.gradient"
+            made[-1] = gradient_of(fqn)
             self._live[fqn] = None
             births = [Alloc(made[-1], "gradients", nbytes)]
         if len(made) < self.model.uses[fqn]:
             return births, []
         del self._made[fqn]
-        parts = [Free(name) for name in reversed(made) if births and name != f"{fqn}.gradient"]
-        moved = [Free(f"{fqn}.gradient")] if into_buckets and fqn in self._live else []
+        parts = [Free(name) for name in reversed(made) if births and name != gradient_of(fqn)]
+        moved = [Free(gradient_of(fqn))] if into_buckets and fqn in self._live else []
         if moved:
             del self._live[fqn]
         # What was there has moved into its bucket when the hook runs; what has just come lives
@@ -204,7 +206,7 @@ class ReplicatedStep:
         casts: dict[str, list[MemoryEvent]] = {}
         for number, fqn in enumerate(self._last_gradients()):
             nbytes = element * sum(parameter.numel for parameter in self.buckets[number])
-            cast = Alloc(Buffer.of(f"bucket.{number}", "cast"), "communication", nbytes)
+            cast = Alloc(buffer_of(bucket_of(number), "cast"), "communication", nbytes)
             casts.setdefault(fqn, []).extend((cast, Free(cast.buffer)))
         return casts
 
@@ -245,7 +247,7 @@ class ReplicatedStep:
         all-reduce (ATen/core/ivalue_inl.h, invokeCallback: a stream from the pool).
         """
         model, dtype, unit, bucket = (
-            self.model, self.model.training.precision.reduce, f"bucket.{number}",
+            self.model, self.model.training.precision.reduce, bucket_of(number),
             self.buckets[number],
         )
         numel = sum([parameter.numel for parameter in bucket])
@@ -288,7 +290,7 @@ class ReplicatedStep:
         for number, bucket in enumerate(self.buckets):
             self._reduced = [
                 self.step.issue(
-                    "copy", f"bucket.{number}",
+                    "copy", bucket_of(number),
                     waits=self._reductions[number:]
                     if number == last
                     else (self._reductions[number],), micro_batch=self.micro_batch,
@@ -305,7 +307,7 @@ class ReplicatedStep:
         self.step.begin("optimizer")
         memory: list[MemoryEvent] = []
         casts = [
-            Alloc(f"master_gradient.{i}", "temporaries", 4 * n)
+            Alloc(numbered("master_gradient", i), "temporaries", 4 * n)
             for i, n in enumerate(owned)
             if has_master
         ]
@@ -340,6 +342,6 @@ class ReplicatedStep:
     def zero_grad(self) -> None:
         """Free the gradients that are not views of their buckets."""
         self.step.begin("zero_grad")
-        memory = tuple(Free(f"{fqn}.gradient") for fqn in self._live)
+        memory = tuple(Free(gradient_of(fqn)) for fqn in self._live)
         self._live.clear()
         self.step.issue("free", ROOT, stream="host", micro_batch=self.micro_batch, memory=memory)

@@ -13,7 +13,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import (
+    Buffer,
+    buffer_of,
+    form_of,
+    gradient_of,
+    norm_part,
+    numbered,
+    on_host,
+    owner_of,
+    role_of,
+)
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, HostAlloc, Kernel, MemoryEvent, Op, Stream
 from zsim.models.spec import ModelSpec, Parameter
@@ -21,14 +31,14 @@ from zsim.models.training_options import DTYPE_NBYTES, Offload, Precision
 from zsim.strategies.building.host_step import crossing
 from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, copy_kernel
 from zsim.strategies.deepspeed_engine.engine_step import OWN
-from zsim.strategies.deepspeed_engine.offload.placement import HOST, Event, placed
+from zsim.strategies.deepspeed_engine.offload.placement import Event, placed
 from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES, Bucket, FlatPartition, Share
 from zsim.strategies.deepspeed_engine.searching import searched, searching_kernels
 from zsim.strategies.deepspeed_engine.step import END, PartitionedStep
 
 WIDE = "float64"
-MASTER, GRADIENT, STAGING = f"{HOST}master", f"{HOST}gradient", f"{HOST}staging"
-LARGEST, STAGED = f"{HOST}largest", "largest"
+MASTER, GRADIENT, STAGING = on_host("master"), on_host("gradient"), on_host("staging")
+LARGEST, STAGED = on_host("largest"), Buffer("largest")
 """Buffers of the size of the largest parameter, on the host and on the device."""
 
 
@@ -36,7 +46,7 @@ def made(flat: FlatPartition) -> Iterator[Event]:
     """A rank's part in float32 on the host, cast there from a copy, its gradient, and what goes
     back to the device. There is a buffer of the largest gradient on either side."""
     part, element, pinned = flat.part_numel, flat.element, flat.training.offload.pin_memory
-    copy = Alloc("part", "temporaries", part * element)
+    copy = Alloc(Buffer("part"), "temporaries", part * element)
     is_copy = flat.dtype != MASTER_DTYPE or flat.training.device != "cpu"
     largest = max(parameter.numel for parameter in flat.parameters) * element
     yield from [copy] if is_copy else []
@@ -59,14 +69,14 @@ def pinned(
     return -(-sum(numels) // mesh.dp_shard) * (2 * MASTER_NBYTES + element) + max(numels) * element
 
 
-def alone(fqn: str) -> str:
+def alone(fqn: str) -> Buffer:
     """The copy of a gradient that is larger than a bucket."""
-    return f"{fqn}.gradient.alone"
+    return form_of(gradient_of(fqn), "alone")
 
 
-def norm_buffer(fqn: str) -> str:
+def norm_buffer(fqn: str) -> Buffer:
     """The norm of a gradient, from its bucket's end to the step's."""
-    return Buffer.of(fqn, "norm")
+    return buffer_of(fqn, "norm")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,14 +93,14 @@ class OffloadedPartitionedStep(PartitionedStep):
         if fqn in self._live:
             self._live.discard(fqn)
             yield Alloc(alone(fqn), "gradients", self.gradients.nbytes_of[fqn])
-            yield Free(f"{fqn}.gradient")
+            yield Free(gradient_of(fqn))
 
     def _averaging(self, bucket: Bucket) -> Iterator[MemoryEvent]:
         """Memory of a bucket's all-reduces; then a place holder for what a rank sends of it."""
         self._full.append(bucket)
         for number, slices in enumerate(bucket.reductions):
-            yield from self._copies(f"{bucket.name}.{number}", slices)
-        yield Alloc(Buffer.of(bucket.name, OWN), "gradients", 0)
+            yield from self._copies(numbered(bucket.name, number), slices)
+        yield Alloc(buffer_of(bucket.name, OWN), "gradients", 0)
 
     def average(self, bucket: Bucket) -> None:
         """Average a bucket, and copy what the rank owns of it to the host."""
@@ -137,8 +147,8 @@ class OffloadedPartitionedStep(PartitionedStep):
     ) -> Iterator[Event]:
         """An event of a rank, or what is in place of a place holder. A large gradient that the rank
         keeps goes once it is on the host, or at the end of backward."""
-        buffer = Buffer(event.buffer)
-        if buffer.role != OWN:
+        buffer = event.buffer
+        if role_of(buffer) != OWN:
             yield event
             return
         is_last = micro_batch == self.flat.training.batch.accumulation - 1
@@ -150,7 +160,7 @@ class OffloadedPartitionedStep(PartitionedStep):
             if not (self.drops_others and is_last):
                 yield from (Free(alone(p.fqn)) for p in stay)
             return
-        bucket = next(each for each in self.buckets if each.name == buffer.owner)
+        bucket = next(each for each in self.buckets if each.name == owner_of(buffer))
         for p in bucket.parameters:
             if p.fqn in pieces:
                 yield from self._sent_memory(p, pieces[p.fqn], micro_batch, first=first)
@@ -168,18 +178,18 @@ class OffloadedPartitionedStep(PartitionedStep):
     ) -> Iterator[Event]:
         if self._accumulates and first and not micro_batch:
             yield HostAlloc(
-                f"{HOST}{p.fqn}.gradient", "gradients", p.numel * self.flat.element,
+                on_host(gradient_of(p.fqn)), "gradients", p.numel * self.flat.element,
                 self.flat.training.offload.pin_memory,
             )
         if micro_batch < self.flat.training.batch.accumulation - 1:
             return
-        wide = Alloc("norm.wide", "temporaries", DTYPE_NBYTES[WIDE] * piece)
+        wide = Alloc(norm_part("wide"), "temporaries", DTYPE_NBYTES[WIDE] * piece)
         yield from (
             wide, Alloc(norm_buffer(p.fqn), "temporaries", DTYPE_NBYTES[WIDE]), Free(wide.buffer)
         )
         yield from searched(dtype=self.flat.dtype)
         if self.flat.dtype != MASTER_DTYPE:
-            cast = Alloc("sent.cast", "temporaries", piece * MASTER_NBYTES)
+            cast = Alloc(Buffer("sent.cast"), "temporaries", piece * MASTER_NBYTES)
             yield from (cast, Free(cast.buffer))
 
     def _sending(self, p: Parameter, piece: int, *, micro_batch: int) -> Iterator[Kernel]:

@@ -8,6 +8,7 @@ complete_grad_norm_calculation_for_cpu_offload).
 
 from __future__ import annotations
 
+from zsim.ir.buffers import form_of, norm_part
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
@@ -39,14 +40,14 @@ def optimizer_step(step: StepBuilder, flat: FlatPartition, share: Share, *, firs
             "all_gather", ROOT, stream="all_gather", waits=(returned,), group=AXIS,
             nbytes=flat.padded_numel * flat.element, dtype=flat.dtype,
         )
-    gone = [Free("norm.all")] if first else [Free("norm.all"), Free("norm.told")]
+    gone = [Free(norm_part("all"))] if first else [Free(norm_part("all")), Free(norm_part("told"))]
     step.issue("free", ROOT, stream="host", memory=gone)
     step.begin("zero_grad")
 
 
 def _tell(step: StepBuilder, flat: FlatPartition, what: str, *, nbytes: int, dtype: str) -> int:
     """Send a number that the host has to all ranks; the host reads the answer."""
-    sent = Alloc(f"{what}.sent", "communication", nbytes)
+    sent = Alloc(form_of(what, "sent"), "communication", nbytes)
     told = step.issue("optimizer", what, stream="host", memory=[sent])
     if flat.num_ranks > 1:
         told = step.issue(
@@ -55,7 +56,7 @@ def _tell(step: StepBuilder, flat: FlatPartition, what: str, *, nbytes: int, dty
         )
     memory: list[MemoryEvent] = [Free(sent.buffer)]
     if what == NORMS:
-        memory.insert(0, Alloc("norm.root", "temporaries", NORM_NBYTES))
+        memory.insert(0, Alloc(norm_part("root"), "temporaries", NORM_NBYTES))
     return step.issue("host_wait", what, stream="host", waits=(told,), memory=memory)
 
 
@@ -64,8 +65,8 @@ def _step(step: StepBuilder, flat: FlatPartition, *, after: int, first: bool) ->
     training, part = flat.training, flat.part_numel
     pinned = training.offload.pin_memory
     made: list[MemoryEvent] = [
-        *combined(1, NORM_NBYTES), Free("norm.root"),
-        Alloc(GLOBAL_NORM if first else "norm.told", "temporaries", NORM_NBYTES),
+        *combined(1, NORM_NBYTES), Free(norm_part("root")),
+        Alloc(GLOBAL_NORM if first else norm_part("told"), "temporaries", NORM_NBYTES),
     ]
     if training.optimizer.clip_norm:
         made += clipped()

@@ -1,21 +1,21 @@
 """Host memory of offloaded states. On a GPU it is apart from the device's; on a CPU it is the same,
 and torch's meter counts both together.
 
-A buffer whose name begins with HOST is in host memory.
+A buffer is in host memory by its name (`zsim.ir.buffers.on_host`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from zsim.ir.buffers import STEP, is_on_host, is_state, on_host
 from zsim.ir.ops import Alloc, Free, HostAlloc, HostEvent, Kernel, MemoryEvent
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building import host_step, optimizers
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.training import Training
 
-HOST = "host."
-STATES = f"{HOST}optimizer"
+STATES = on_host("optimizer")
 """Owner of the optimizer's states."""
 
 Event = Alloc | Free | HostAlloc
@@ -28,7 +28,7 @@ def placed(
     memory: list[MemoryEvent] = []
     host: list[HostEvent] = []
     for event in events:
-        if device == "cpu" or not event.buffer.startswith(HOST):
+        if device == "cpu" or not is_on_host(event.buffer):
             memory.append(
                 Alloc(event.buffer, event.kind, event.nbytes)
                 if isinstance(event, HostAlloc) else event
@@ -53,7 +53,7 @@ def step_memory(
         states = optimizers.states(
             [numel], optimizer=settings, dtype=MASTER_DTYPE, device="cpu", owner=owner
         )
-        return tuple(each for each in states if not each.buffer.endswith(".step") and first)
+        return tuple(each for each in states if first and not is_state(each.buffer, STEP))
     return optimizers.memory(
         [numel], optimizer=settings, dtype=MASTER_DTYPE, device="cpu", owner=owner, first=first
     )

@@ -7,15 +7,16 @@ them, also of float32 parameters. Source: deepspeed/runtime/zero/stage3.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import Buffer, buffer_of, numbered, on_host
 from zsim.ir.ops import Alloc, Free, HostAlloc
 from zsim.models.spec import ROOT, Parameter
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.deepspeed_engine.construction import make_and_broadcast
 from zsim.strategies.deepspeed_engine.layout import AXIS
-from zsim.strategies.deepspeed_engine.offload.placement import HOST, Event, placed
+from zsim.strategies.deepspeed_engine.offload.placement import Event, placed
 from zsim.strategies.deepspeed_engine.optimizer import GRADIENT
 from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES
 from zsim.strategies.deepspeed_engine.shards.gathering import secondary_copy
@@ -32,7 +33,7 @@ def construction(sharded: ShardedParameters) -> StepBuilder:
             sharded.shard_numel(parameter) * sharded.element,
         )
         copies = [secondary_copy(sharded, parameter)] if sharded.spread > 1 else []
-        memory, host = placed((*copies, made, Free(parameter.fqn)), device=training.device)
+        memory, host = placed((*copies, made, Free(Buffer(parameter.fqn))), device=training.device)
         step.issue(
             "broadcast", parameter.fqn, stream="all_gather", group=AXIS,
             nbytes=parameter.numel * sharded.element, dtype=sharded.dtype, memory=memory, host=host,
@@ -41,7 +42,7 @@ def construction(sharded: ShardedParameters) -> StepBuilder:
     step.issue("alloc", ROOT, stream="host", memory=memory, host=host)
     for parameter in sharded.parameters:
         whole = Alloc(
-            Buffer.of(parameter.fqn, "gathered"), "unsharded_parameters",
+            buffer_of(parameter.fqn, "gathered"), "unsharded_parameters",
             sharded.padded_nbytes(parameter),
         )
         step.issue(
@@ -51,48 +52,56 @@ def construction(sharded: ShardedParameters) -> StepBuilder:
     return step
 
 
-def _shard(sharded: ShardedParameters, parameter: Parameter) -> str:
+def _shard(sharded: ShardedParameters, parameter: Parameter) -> Buffer:
     """The buffer of a shard until all are in one."""
-    prefix = HOST if sharded.training.offload.parameters else ""
-    return Buffer.of(f"{prefix}{parameter.fqn}", "shard")
+    moved = bool(sharded.training.offload.parameters)
+    return on_host(buffer_of(parameter.fqn, "shard"), moved=moved)
 
 
 def _what_stays(sharded: ShardedParameters) -> Iterator[Event]:
     """Shards in one buffer, master copies of sub-groups, the bucket, gradients of shards. Where the
     host steps there are gradients of sub-groups too."""
     training, element, offload = sharded.training, sharded.element, sharded.training.offload
-    prefix, pins = HOST if offload.optimizer else "", offload.pin_memory
-    yield Alloc(f"{prefix}infinities", "temporaries", 1)
+    name = partial(on_host, moved=bool(offload.optimizer))
+    pins = offload.pin_memory
+    yield Alloc(name("infinities"), "temporaries", 1)
     yield from _in_one_buffer(sharded)
     sizes = [sum(map(sharded.shard_numel, group)) for group in sharded.sub_groups]
     moves = offload.optimizer and training.device != "cpu" and not offload.parameters
     for number, size in enumerate(sizes):
-        cast = Alloc(f"{prefix}cast", "temporaries", size * MASTER_NBYTES)
+        cast = Alloc(name("cast"), "temporaries", size * MASTER_NBYTES)
         casts = moves or sharded.dtype != MASTER_DTYPE
         yield from [cast] if casts else []
-        yield Alloc(f"{prefix}master.{number}", "optimizer_states", size * MASTER_NBYTES)
+        yield Alloc(name(numbered("master", number)), "optimizer_states", size * MASTER_NBYTES)
         yield from [Free(cast.buffer)] if casts else []
-    largest = Alloc(f"{prefix}{GRADIENT}", "temporaries", max(sizes) * MASTER_NBYTES)
+    largest = Alloc(name(GRADIENT), "temporaries", max(sizes) * MASTER_NBYTES)
     yield largest
     for number, size in enumerate(sizes if offload.optimizer else ()):
-        yield HostAlloc(f"{prefix}gradient.{number}", "gradients", size * MASTER_NBYTES, pins)
+        yield HostAlloc(
+            name(numbered("gradient", number)), "gradients", size * MASTER_NBYTES, pins
+        )
     yield Free(largest.buffer)
     yield Alloc(
-        "bucket", "communication", sharded.options.reduce_bucket_size * sharded.reduced_element
+        Buffer("bucket"), "communication",
+        sharded.options.reduce_bucket_size * sharded.reduced_element,
     )
     numel = sharded.rank_numel * element
-    stays = Buffer.of(f"{prefix}shards", "gradients")
-    yield HostAlloc(stays, "gradients", numel, pins) if prefix else Alloc(stays, "gradients", numel)
+    stays = name(buffer_of("shards", "gradients"))
+    yield (
+        HostAlloc(stays, "gradients", numel, pins) if offload.optimizer
+        else Alloc(stays, "gradients", numel)
+    )
 
 
 def _in_one_buffer(sharded: ShardedParameters) -> Iterator[Event]:
     """Shards move into one buffer, through host memory. There it is first, and on a CPU it is the
     same."""
     nbytes = sharded.rank_numel * sharded.element
+    flat = buffer_of("shards", "parameters")
     apart: list[Event] = [Free(_shard(sharded, parameter)) for parameter in sharded.parameters]
     if sharded.training.offload.parameters:
-        yield HostAlloc(Buffer.of(f"{HOST}shards", "parameters"), "parameters", nbytes, True)
+        yield HostAlloc(on_host(flat), "parameters", nbytes, True)
         yield from apart
         return
-    flat = Alloc(Buffer.of("shards", "parameters"), "parameters", nbytes)
-    yield from [flat, *apart] if sharded.training.device == "cpu" else [*apart, flat]
+    made = Alloc(flat, "parameters", nbytes)
+    yield from [made, *apart] if sharded.training.device == "cpu" else [*apart, made]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zsim.ir.buffers import Buffer, infinities_part, norm_part, numbered, on_host
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.spec import ROOT, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
@@ -18,7 +19,7 @@ from zsim.strategies.building.host_step import located
 from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.deepspeed_engine.layout import AXIS, SCALED_DTYPE
-from zsim.strategies.deepspeed_engine.offload.placement import HOST, placed
+from zsim.strategies.deepspeed_engine.offload.placement import placed
 from zsim.strategies.deepspeed_engine.optimizer import (
     GRADIENT,
     NORM_NBYTES,
@@ -51,7 +52,8 @@ def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) 
             offloaded_optimizer.norm(step, group, number=number)
         else:
             _norm(step.step, sharded, group, number=number)
-    told, nbytes = "norm.global" if first else "norm.told", NORM_NBYTES if offloads else WIDE_NBYTES
+    told = norm_part("global" if first else "told")
+    nbytes = NORM_NBYTES if offloads else WIDE_NBYTES
     memory: list[MemoryEvent] = [
         *combined(count, nbytes), Alloc(told, "temporaries", nbytes),
     ]
@@ -71,9 +73,9 @@ def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) 
     if coordinator.secondary:
         _drop_copies(step.step, sharded)
         coordinator.secondary.difference_update(p.fqn for p in sharded.parameters)
-    gone = [Free(f"norm.group.{number}") for number in range(count)] + [Free("norm.all")]
+    gone = [Free(norm_part("group", number)) for number in range(count)] + [Free(norm_part("all"))]
     step.step.issue(
-        "free", ROOT, stream="host", memory=gone if first else [*gone, Free("norm.told")]
+        "free", ROOT, stream="host", memory=gone if first else [*gone, Free(norm_part("told"))]
     )
     step.step.begin("zero_grad")
 
@@ -81,15 +83,14 @@ def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) 
 def _search_infinities(step: StepBuilder, sharded: ShardedParameters) -> None:
     """Search the gradients of all shards where they lie, and tell all ranks; the host reads."""
     offloads, numel = bool(sharded.training.offload.optimizer), sharded.rank_numel
-    prefix = HOST if offloads else ""
     size, infinite, number, answer, copied = (
-        Alloc(f"{prefix}infinities.{name}", "temporaries", nbytes)
+        Alloc(on_host(infinities_part(name), moved=offloads), "temporaries", nbytes)
         for name, nbytes in (
             ("size", numel * sharded.element), ("infinite", numel), ("number", numel), ("any", 1),
             ("copied", 1),
         )
     )
-    sent = Alloc("infinities.sent", "communication", 1)
+    sent = Alloc(infinities_part("sent"), "communication", 1)
     # on a CPU the meter does not see what is inside of torch's isinf
     inside = [size] if sharded.training.device != "cpu" else []
     memory, host = placed(
@@ -127,12 +128,15 @@ def _norm(
     numels = [sharded.shard_numel(parameter) for parameter in group]
     memory: list[MemoryEvent] = []
     for index, numel in enumerate(numels):
-        wide = Alloc("norm.wide", "temporaries", WIDE_NBYTES * numel)
-        memory += [wide, Alloc(f"norm.{index}", "temporaries", WIDE_NBYTES), Free(wide.buffer)]
-    size = WIDE_NBYTES * len(numels)
+        wide = Alloc(norm_part("wide"), "temporaries", WIDE_NBYTES * numel)
+        memory += [wide, Alloc(norm_part(index), "temporaries", WIDE_NBYTES), Free(wide.buffer)]
+    stack, squares = (
+        Alloc(norm_part(name), "temporaries", WIDE_NBYTES * len(numels))
+        for name in ("stack", "squares")
+    )
     memory += [
-        Alloc("norm.stack", "temporaries", size), Alloc("norm.squares", "temporaries", size),
-        Free("norm.stack"), Alloc("norm.sum", "communication", WIDE_NBYTES), Free("norm.squares"),
+        stack, squares, Free(stack.buffer), Alloc(norm_part("sum"), "communication", WIDE_NBYTES),
+        Free(squares.buffer),
     ]
     total = sum(numels)
     normed = step.issue(
@@ -147,14 +151,14 @@ def _norm(
         "all_reduce", NORMS, stream="all_reduce", waits=(normed,), group=AXIS, nbytes=WIDE_NBYTES,
         dtype=WIDE,
     )
-    flags = [Alloc(f"norm.{name}", "temporaries", 1) for name in ("inf", "nan", "any")]
-    error = Alloc("norm.error", "temporaries", DTYPE_NBYTES[MASTER_DTYPE])
+    flags = [Alloc(norm_part(name), "temporaries", 1) for name in ("inf", "nan", "any")]
+    error = Alloc(norm_part("error"), "temporaries", DTYPE_NBYTES[MASTER_DTYPE])
     step.issue(
         "optimizer", NORMS, waits=(reduced,),
         memory=[
-            Alloc("norm.root", "temporaries", WIDE_NBYTES), *flags, error,
-            Alloc(f"norm.group.{number}", "temporaries", WIDE_NBYTES), Free("norm.root"),
-            Free("norm.sum"), *(Free(f"norm.{index}") for index in range(len(numels))),
+            Alloc(norm_part("root"), "temporaries", WIDE_NBYTES), *flags, error,
+            Alloc(norm_part("group", number), "temporaries", WIDE_NBYTES), Free(norm_part("root")),
+            Free(norm_part("sum")), *(Free(norm_part(index)) for index in range(len(numels))),
             *(Free(alloc.buffer) for alloc in (*flags, error)),
         ],
     )
@@ -170,16 +174,16 @@ def _sub_step(
     several, wide = len(group) > 1, sharded.dtype == MASTER_DTYPE
     memory = [*before]
     if several and not wide:
-        memory.append(Alloc("part.flat", "temporaries", size * sharded.element))
+        memory.append(Alloc(Buffer("part.flat"), "temporaries", size * sharded.element))
     if several or not wide:
         memory.append(Alloc(GRADIENT, "temporaries", size * MASTER_NBYTES))
     if several and not wide:
-        memory.append(Free("part.flat"))
+        memory.append(Free(Buffer("part.flat")))
     if training.optimizer.clip_norm:
         memory += clipped(WIDE_NBYTES)
     memory += optimizers.memory(
         (size,), optimizer=training.optimizer, dtype=MASTER_DTYPE, device=training.device,
-        owner=f"optimizer.{number}", first=first,
+        owner=numbered("optimizer", number), first=first,
     )
     memory += [Free(GRADIENT)] if several or not wide else []
     kernels = optimizers.kernels(

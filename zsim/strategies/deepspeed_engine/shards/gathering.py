@@ -8,31 +8,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import Buffer, buffer_of, gather_of, on_host
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT, Parameter
 from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel, fill_kernel
 from zsim.strategies.deepspeed_engine.engine_step import EngineStep
 from zsim.strategies.deepspeed_engine.layout import AXIS
-from zsim.strategies.deepspeed_engine.offload.placement import HOST, placed
+from zsim.strategies.deepspeed_engine.offload.placement import placed
 from zsim.strategies.deepspeed_engine.shards import quantized
 from zsim.strategies.deepspeed_engine.shards.coordinator import Gather
 from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
 
 
-def persistent_buffer(fqn: str) -> str:
+def persistent_buffer(fqn: str) -> Buffer:
     """The buffer of a parameter that stays whole from step to step."""
-    return Buffer.of(fqn, "persistent")
+    return buffer_of(fqn, "persistent")
 
 
 def secondary_copy(sharded: ShardedParameters, parameter: Parameter) -> Alloc:
     """A rank's part of the copy of a released parameter, beside shards on the device or the host.
     """
-    prefix = HOST if sharded.training.offload.parameters else ""
+    moved = bool(sharded.training.offload.parameters)
     nbytes = sharded.secondary_numel(parameter) * sharded.element
-    return Alloc(
-        Buffer.of(f"{prefix}{parameter.fqn}", "secondary"), "unsharded_parameters", nbytes
-    )
+    name = on_host(buffer_of(parameter.fqn, "secondary"), moved=moved)
+    return Alloc(name, "unsharded_parameters", nbytes)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,9 +40,9 @@ class GatheringStep(EngineStep):
 
     sharded: ShardedParameters
     _numbers: int = 0
-    _whole: dict[str, str] = field(default_factory=dict)
+    _whole: dict[str, Buffer] = field(default_factory=dict)
     """The buffer that each whole parameter lies in, by fqn."""
-    _held: set[str] = field(default_factory=set)
+    _held: set[Buffer] = field(default_factory=set)
     """Buffers that a recomputed module holds until its backward."""
     _gathers: dict[int, int] = field(default_factory=dict)
     """Ops of all-gathers, by the gather's number."""
@@ -62,7 +61,7 @@ class GatheringStep(EngineStep):
                 self._new(parameters[0].fqn, number), "unsharded_parameters", nbytes
             )
         else:
-            made = Alloc(Buffer.of(f"gather.{number}", "flat"), "communication", nbytes)
+            made = Alloc(buffer_of(gather_of(number), "flat"), "communication", nbytes)
         spreads = secondary and sharded.spread < sharded.num_ranks
         group = f"{AXIS}:{sharded.spread}" if spreads else AXIS
         if sharded.options.zero_quantized_weights:
@@ -72,7 +71,7 @@ class GatheringStep(EngineStep):
             )
             return Gather(number, tuple(parameters), {p.fqn for p in parameters})
         self._gathers[number] = self.step.issue(
-            "all_gather", f"gather.{number}", stream="all_gather",
+            "all_gather", gather_of(number), stream="all_gather",
             waits=() if sharded.options.overlap_comm or self._compute < 0 else (self._compute,),
             group=group, nbytes=nbytes,
             dtype=sharded.dtype, micro_batch=self.micro_batch, memory=(made,),
@@ -83,7 +82,7 @@ class GatheringStep(EngineStep):
         self, parameters: Sequence[Parameter], number: int, *, group: str, size: int
     ) -> None:
         """All-gather shards in int8 and then their scales, over `size` ranks."""
-        sharded, unit = self.sharded, f"gather.{number}"
+        sharded, unit = self.sharded, gather_of(number)
         padded = sum(map(sharded.padded_nbytes, parameters)) // sharded.element
         numel = padded // size
         scales = quantized.num_scales(numel) * size * quantized.SCALE_NBYTES
@@ -105,8 +104,8 @@ class GatheringStep(EngineStep):
             )
         self._gathers[number] = ready
 
-    def _new(self, fqn: str, number: int) -> str:
-        self._whole[fqn] = Buffer.of(fqn, f"gathered.{number}")
+    def _new(self, fqn: str, number: int) -> Buffer:
+        self._whole[fqn] = buffer_of(fqn, "gathered", number)
         return self._whole[fqn]
 
     def wait(self, gather: Gather) -> None:
@@ -132,7 +131,7 @@ class GatheringStep(EngineStep):
                 ),
             ]
         self._compute = self.step.issue(
-            "copy", f"gather.{gather.number}", waits=(self._gathers[gather.number],),
+            "copy", gather_of(gather.number), waits=(self._gathers[gather.number],),
             micro_batch=self.micro_batch, memory=memory,
             kernels=(copy_kernel(numel, source=source, target=dtype),) if made else (),
         )
@@ -144,7 +143,7 @@ class GatheringStep(EngineStep):
             for buffer in quantized.buffers(gather.number)[: 2 + many]:
                 self._free(buffer)
         elif many:
-            self._free(Buffer.of(f"gather.{gather.number}", "flat"))
+            self._free(buffer_of(gather_of(gather.number), "flat"))
 
     def release(self, parameter: Parameter) -> None:
         """Free a parameter's memory, unless a backward needs it."""
@@ -168,7 +167,7 @@ class GatheringStep(EngineStep):
             "host_wait", made.buffer, stream="host", waits=(copied,), micro_batch=self.micro_batch
         )
 
-    def _free(self, buffer: str) -> None:
+    def _free(self, buffer: Buffer) -> None:
         """Free by record_stream: the memory is free once compute has come so far."""
         self.step.issue(
             "free", ROOT, micro_batch=self.micro_batch, memory=[Free(buffer)]

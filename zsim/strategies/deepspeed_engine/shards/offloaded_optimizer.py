@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zsim.ir.buffers import buffer_of, norm_part, numbered, on_host
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
@@ -17,7 +18,6 @@ from zsim.strategies.building.host_step import crossing, located
 from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel
 from zsim.strategies.deepspeed_engine.layout import AXIS
 from zsim.strategies.deepspeed_engine.offload.placement import (
-    HOST,
     STATES,
     Event,
     placed,
@@ -38,22 +38,23 @@ NORM_NBYTES = DTYPE_NBYTES[MASTER_DTYPE]
 def norm(step: OffloadedShardedStep, group: tuple[Parameter, ...], *, number: int) -> None:
     """The norm of a sub-group's gradients over ranks."""
     builder = step.step
-    summed = step.issue_placed("optimizer", NORMS, f"{number}.{SUMMED}")
+    summed = step.issue_placed("optimizer", NORMS, buffer_of(str(number), SUMMED))
     told = builder.issue("host_wait", NORMS, stream="host", waits=(summed,))
     reduced = builder.issue(
         "all_reduce", NORMS, stream="all_reduce", waits=(told,), group=AXIS, nbytes=NORM_NBYTES,
         dtype=MASTER_DTYPE,
     )
-    flags = [Alloc(f"norm.{name}", "temporaries", 1) for name in ("inf", "nan", "any")]
-    error = Alloc("norm.error", "temporaries", NORM_NBYTES)
+    flags = [Alloc(norm_part(name), "temporaries", 1) for name in ("inf", "nan", "any")]
+    error = Alloc(norm_part("error"), "temporaries", NORM_NBYTES)
     builder.issue(
         "alloc", NORMS, stream="host",
-        memory=[Alloc(f"norm.group.{number}", "temporaries", NORM_NBYTES)],
+        memory=[Alloc(norm_part("group", number), "temporaries", NORM_NBYTES)],
     )
     step.told = step.issue_placed(
-        "optimizer", NORMS, f"{number}.{TOLD}", waits=(reduced,),
+        "optimizer", NORMS, buffer_of(str(number), TOLD), waits=(reduced,),
         memory=[
-            *flags, error, *(Free(alloc.buffer) for alloc in (*flags, error)), Free("norm.sum"),
+            *flags, error, *(Free(alloc.buffer) for alloc in (*flags, error)),
+            Free(norm_part("sum")),
         ],
     )
 
@@ -68,9 +69,9 @@ def sub_step(
     events: list[Event] = [*before]
     if training.optimizer.clip_norm:
         events += clipped(NORM_NBYTES)
-    events += step_memory(training, size, owner=f"{STATES}.{number}", first=first)
+    events += step_memory(training, size, owner=numbered(STATES, number), first=first)
     returns = not training.offload.parameters
-    rounded = Alloc(f"{HOST}rounded", "temporaries", size * sharded.element)
+    rounded = Alloc(on_host("rounded"), "temporaries", size * sharded.element)
     if returns and training.device != "cpu" and sharded.dtype != MASTER_DTYPE:
         events += [rounded, Free(rounded.buffer)]
     memory, host = placed(events, device=training.device)
@@ -91,5 +92,5 @@ def sub_step(
 def drop_norms(step: OffloadedShardedStep, after: Sequence[MemoryEvent]) -> None:
     """The norms of shards go, once all are stepped; with memory of what comes `after`."""
     step.issue_placed(
-        "optimizer", NORMS, f".{DROPPED}", stream="host", waits=(step.told,), memory=after
+        "optimizer", NORMS, buffer_of("", DROPPED), stream="host", waits=(step.told,), memory=after
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import Buffer, buffer_of, gather_of, norm_part, owner_of, role_of
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind
 from zsim.ir.sharding import shard_size
@@ -22,7 +22,6 @@ from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import DTYPE_NBYTES, Offload, Precision
 from zsim.strategies.building.host_step import crossing
 from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, copy_kernel
-from zsim.strategies.deepspeed_engine.engine_step import OWN
 from zsim.strategies.deepspeed_engine.offload.placement import Event, placed
 from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES, Bucket
 from zsim.strategies.deepspeed_engine.shards.coordinator import Gather
@@ -71,18 +70,18 @@ class OffloadedShardedStep(ShardedStep):
                 numel = sharded.secondary_numel(p) if secondary else sharded.shard_numel(p)
                 if sharded.training.device != "cpu":
                     memory.append(
-                        Alloc(Buffer.of(p.fqn, "onloaded"), "temporaries", numel * sharded.element)
+                        Alloc(buffer_of(p.fqn, "onloaded"), "temporaries", numel * sharded.element)
                     )
                 kernels += crossing(
                     "to_device", numel, dtype=sharded.dtype, pinned=offload.pin_memory
                 )
             memory += [Free(event.buffer) for event in memory]
             fetched = self.step.issue(
-                "copy", f"gather.{self._numbers}", stream="all_gather",
+                "copy", gather_of(self._numbers), stream="all_gather",
                 micro_batch=self.micro_batch, kernels=tuple(kernels), memory=memory,
             )
             self.step.issue(
-                "host_wait", f"gather.{self._numbers}", stream="host", waits=(fetched,),
+                "host_wait", gather_of(self._numbers), stream="host", waits=(fetched,),
                 micro_batch=self.micro_batch,
             )
         return ShardedStep.gather(self, parameters, secondary=secondary)
@@ -91,7 +90,7 @@ class OffloadedShardedStep(ShardedStep):
 
     def _sent(self, bucket: Bucket) -> Iterable[Alloc]:
         """A place holder for what sending a rank's shards to the host allocates."""
-        return (Alloc(Buffer.of(f"{bucket.name}.{SENT}", OWN), "gradients", 0),)
+        return (Alloc(buffer_of(bucket.name, SENT), "gradients", 0),)
 
     def average(self, bucket: Bucket) -> None:
         """Reduce-scatter a bucket, and copy the rank's shards to the host."""
@@ -132,18 +131,16 @@ class OffloadedShardedStep(ShardedStep):
             ops[index] = replace(op, kernels=tuple(kernels))
         return ops
 
-    def issue_placed(self, kind: OpKind, unit: str, held: str, **more: Any) -> int:
+    def issue_placed(self, kind: OpKind, unit: str, held: Buffer, **more: Any) -> int:
         """Issue an op whose memory begins with the place holder `held`."""
-        own = Alloc(Buffer.of(held, OWN), "temporaries", 0)
-        memory = [own, *more.pop("memory", ())]
+        memory = [Alloc(held, "temporaries", 0), *more.pop("memory", ())]
         self._placed.append(self.step.issue(kind, unit, memory=memory, **more))
         return self._placed[-1]
 
     def _own(self, event: MemoryEvent, op: Op, rank: int) -> Iterator[Event]:
         """An event of a rank, or what is in place of a place holder."""
-        buffer = Buffer(event.buffer)
-        name, _, what = buffer.owner.rpartition(".")
-        if buffer.role != OWN or what not in (SENT, SUMMED, TOLD, DROPPED):
+        name, what = owner_of(event.buffer), role_of(event.buffer)
+        if what not in (SENT, SUMMED, TOLD, DROPPED):
             yield from self._filled(event, rank)
             return
         if what == SENT:
@@ -162,16 +159,16 @@ class OffloadedShardedStep(ShardedStep):
         elif what == DROPPED:
             yield from (Free(norm_buffer(p)) for p in numels)
         elif numels:
-            yield Free("norm.total")
+            yield Free(norm_part("total"))
 
     def _sent_memory(self, p: Parameter, numel: int, op: Op) -> Iterator[Event]:
-        back = Alloc("sent.back", "temporaries", numel * self.sharded.element)
+        back = Alloc(Buffer("sent.back"), "temporaries", numel * self.sharded.element)
         comes_back = self.training.device != "cpu"
         yield from [back] if comes_back else []
         if op.micro_batch == self.training.batch.accumulation - 1:
             yield from _normed(norm_buffer(p), numel)
             if self.sharded.dtype != MASTER_DTYPE:
-                cast = Alloc("sent.cast", "temporaries", numel * MASTER_NBYTES)
+                cast = Alloc(Buffer("sent.cast"), "temporaries", numel * MASTER_NBYTES)
                 yield from (cast, Free(cast.buffer))
         yield from [Free(back.buffer)] if comes_back else []
 
@@ -192,16 +189,16 @@ class OffloadedShardedStep(ShardedStep):
             yield from crossing("to_host", numel, dtype=MASTER_DTYPE, pinned=pins)
 
 
-def norm_buffer(parameter: Parameter) -> str:
+def norm_buffer(parameter: Parameter) -> Buffer:
     """The norm of a shard of a gradient, from its bucket's end to the step's."""
-    return Buffer.of(parameter.fqn, "norm")
+    return buffer_of(parameter.fqn, "norm")
 
 
-def _normed(name: str, numel: int) -> Iterator[Event]:
+def _normed(name: Buffer, numel: int) -> Iterator[Event]:
     """The norm of a shard: the root of the square of its norm in float64."""
-    wide = Alloc("norm.wide", "temporaries", WIDE_NBYTES * min(numel, MOST_NORMED))
+    wide = Alloc(norm_part("wide"), "temporaries", WIDE_NBYTES * min(numel, MOST_NORMED))
     norm, square = (
-        Alloc(f"norm.{name}", "temporaries", WIDE_NBYTES) for name in ("shard", "square")
+        Alloc(norm_part(part), "temporaries", WIDE_NBYTES) for part in ("shard", "square")
     )
     yield from (wide, norm, Free(wide.buffer), square, Free(norm.buffer))
     yield from (Alloc(name, "temporaries", WIDE_NBYTES), Free(square.buffer))
@@ -210,9 +207,9 @@ def _normed(name: str, numel: int) -> Iterator[Event]:
 def _summed(count: int) -> Iterator[Event]:
     """The sum of the squares of `count` norms."""
     for index in range(count):
-        square = Alloc("norm.square", "temporaries", WIDE_NBYTES)
+        square = Alloc(norm_part("square"), "temporaries", WIDE_NBYTES)
         yield square
         if not index:
-            yield Alloc("norm.total", "temporaries", WIDE_NBYTES)
+            yield Alloc(norm_part("total"), "temporaries", WIDE_NBYTES)
         yield Free(square.buffer)
-    yield Alloc("norm.sum", "communication", DTYPE_NBYTES[MASTER_DTYPE])
+    yield Alloc(norm_part("sum"), "communication", DTYPE_NBYTES[MASTER_DTYPE])

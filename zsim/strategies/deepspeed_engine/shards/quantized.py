@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import Buffer, buffer_of, gather_of
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.spec import Parameter
 from zsim.models.training_options import DTYPE_NBYTES
@@ -32,10 +32,10 @@ def num_scales(numel: int) -> int:
     return eighths // next(size for size in sizes if not eighths % size)
 
 
-def buffers(number: int) -> tuple[str, str, str]:
+def buffers(number: int) -> tuple[Buffer, Buffer, Buffer]:
     """Buffers of gather `number` until it is forgotten: int8, scales, and fp16 of several."""
-    unit = f"gather.{number}"
-    return Buffer.of(unit, "flat"), Buffer.of(unit, "scales"), Buffer.of(unit, "wide")
+    unit = gather_of(number)
+    return buffer_of(unit, "flat"), buffer_of(unit, "scales"), buffer_of(unit, "wide")
 
 
 def local(
@@ -43,23 +43,23 @@ def local(
 ) -> list[MemoryEvent]:
     """The quantization of a rank's `numel` elements of `parameters` before a gather; what it sends
     lives until that is over."""
-    unit, made = f"gather.{number}", list[Alloc]()
+    unit, made = gather_of(number), list[Alloc]()
     if len(parameters) > 1:
-        made.append(Alloc(Buffer.of(unit, "cat"), "temporaries", numel * sharded.element))
+        made.append(Alloc(buffer_of(unit, "cat"), "temporaries", numel * sharded.element))
     if sharded.dtype != HALF:
-        made.append(Alloc(Buffer.of(unit, "half"), "temporaries", numel * HALF_NBYTES))
+        made.append(Alloc(buffer_of(unit, "half"), "temporaries", numel * HALF_NBYTES))
     scales = num_scales(numel) * SCALE_NBYTES
     return [
-        *made, Alloc(Buffer.of(unit, "sent"), "communication", numel),
-        Alloc(Buffer.of(unit, "sent_scales"), "communication", scales),
+        *made, Alloc(buffer_of(unit, "sent"), "communication", numel),
+        Alloc(buffer_of(unit, "sent_scales"), "communication", scales),
         *(Free(alloc.buffer) for alloc in made),
     ]
 
 
 def sent(number: int) -> list[Free]:
     """The frees of what a rank has sent."""
-    unit = f"gather.{number}"
-    return [Free(Buffer.of(unit, "sent")), Free(Buffer.of(unit, "sent_scales"))]
+    unit = gather_of(number)
+    return [Free(buffer_of(unit, "sent")), Free(buffer_of(unit, "sent_scales"))]
 
 
 def kernels(numel: int, *, dtype: str) -> tuple[Kernel, ...]:
@@ -77,7 +77,7 @@ def dequantized(
     wide = Alloc(buffers(number)[2], "communication", padded_numel * HALF_NBYTES)
     yield wide
     for alloc in made:
-        half = Alloc(Buffer.of(alloc.buffer, "half"), "temporaries", 0)
+        half = Alloc(buffer_of(alloc.buffer, "half"), "temporaries", 0)
         if len(made) > 1 and sharded.dtype != HALF:
             nbytes = alloc.nbytes // sharded.element * HALF_NBYTES
             half = Alloc(half.buffer, half.kind, nbytes)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.autograd.lowered import LoweredModule, ParameterGradient, TapeEvent
-from zsim.ir.buffers import Buffer
+from zsim.ir.buffers import Buffer, buffer_of, gradient_of, numbered, owner_of, role_of
 from zsim.ir.ops import NORM_STEP, Alloc, Free, Kernel, MemoryEvent, Op
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
@@ -30,6 +30,8 @@ from zsim.strategies.replicated.buckets import ready_order
 TRACE = "trace"
 """The unit of broadcasts by which ranks assert that they have recorded the same trace."""
 INTEGER = DTYPE_NBYTES["int64"]
+OWN_ENDS = "own_ends"
+"""Role of a place holder for the frees of what a rank has for itself."""
 
 
 def _end_of_node(tape: Sequence[TapeEvent]) -> int:
@@ -46,7 +48,7 @@ class ShardedStep(GatheringStep):
 
     _inputs: list[MemoryEvent] = field(default_factory=list)
     """The free of the input of the module that computes."""
-    _recomputed: dict[str, list[str]] = field(default_factory=dict)
+    _recomputed: dict[str, list[Buffer]] = field(default_factory=dict)
     """Buffers that each module's recomputation has left for its backward."""
     asserts: StepBuilder = field(default_factory=StepBuilder)
     """Broadcasts at the beginning of the second step."""
@@ -68,7 +70,7 @@ class ShardedStep(GatheringStep):
         for length in coordinator.begin():
             step = self.step if first else self.asserts
             for numbers in (1, length):
-                list_ = Alloc(f"trace.{numbers}", "communication", INTEGER * numbers)
+                list_ = Alloc(numbered(TRACE, numbers), "communication", INTEGER * numbers)
                 if numbers:
                     step.issue(
                         "broadcast", TRACE, stream="all_gather", group=AXIS,
@@ -151,7 +153,7 @@ class ShardedStep(GatheringStep):
             self.sharded.options.reduce_bucket_size
         ):
             self._live.discard(fqn)
-            yield Free(f"{fqn}.gradient")
+            yield Free(gradient_of(fqn))
 
     def _scattering(self, bucket: Bucket) -> Iterator[MemoryEvent]:
         """Memory of a reduce-scatter: zeros behind shards that need them, and all shards rank by
@@ -160,7 +162,7 @@ class ShardedStep(GatheringStep):
         sharded, element = self.sharded, self.sharded.reduced_element
         ordered = sorted(bucket.parameters, key=self.sharded.turn)
         casts = [
-            Alloc(Buffer.of(p.fqn, "cast"), "communication", p.numel * element)
+            Alloc(buffer_of(p.fqn, "cast"), "communication", p.numel * element)
             for p in ordered if sharded.casts and not bucket.in_buffer
         ]
         yield from casts
@@ -170,21 +172,21 @@ class ShardedStep(GatheringStep):
                 for p in ordered:
                     missing = sharded.shard_numel(p) - sharded.local_numel(p, rank=rank)
                     if missing:
-                        name = Buffer.of(p.fqn, f"padding.{rank}")
+                        name = buffer_of(p.fqn, "padding", rank)
                         pads.append(Alloc(name, "communication", missing * element))
             numel = sum(map(sharded.shard_numel, ordered)) * sharded.num_ranks
-            flat = [Alloc(Buffer.of(bucket.name, "flat"), "communication", numel * element)]
+            flat = [Alloc(buffer_of(bucket.name, "flat"), "communication", numel * element)]
         yield from (*pads, *flat)
         yield from (Free(alloc.buffer) for alloc in pads)
         if sharded.casts:
-            yield Alloc(Buffer.of(bucket.name, OWN), "gradients", 0)
+            yield Alloc(buffer_of(bucket.name, OWN), "gradients", 0)
             yield from (Free(alloc.buffer) for alloc in (*casts, *flat))
         yield from self._sent(bucket)
         if not bucket.in_buffer:
             self._live.discard(bucket.parameters[0].fqn)
-            yield Free(f"{bucket.parameters[0].fqn}.gradient")
+            yield Free(gradient_of(bucket.parameters[0].fqn))
         if sharded.casts:
-            yield Alloc(Buffer.of(f"{bucket.name}.end", OWN), "gradients", 0)
+            yield Alloc(buffer_of(bucket.name, OWN_ENDS), "gradients", 0)
         else:
             yield from (Free(alloc.buffer) for alloc in flat)
 
@@ -248,15 +250,14 @@ class ShardedStep(GatheringStep):
         return ops
 
     def _filled(self, event: MemoryEvent, rank: int) -> Iterator[MemoryEvent]:
-        buffer = Buffer(event.buffer)
-        if buffer.role != OWN:
+        name, role = owner_of(event.buffer), role_of(event.buffer)
+        if role not in (OWN, OWN_ENDS):
             yield event
             return
-        name, ends = buffer.owner.removesuffix(".end"), buffer.owner.endswith(".end")
         bucket = next(each for each in self.buckets if each.name == name)
         for p in sorted(bucket.parameters, key=self.sharded.turn):
             numel = self.sharded.local_numel(p, rank=rank)
-            shard = Buffer.of(p.fqn, "reduced_shard")
+            shard = buffer_of(p.fqn, "reduced_shard")
             if numel:
                 nbytes = numel * self.sharded.element
-                yield Free(shard) if ends else Alloc(shard, "communication", nbytes)
+                yield Free(shard) if role == OWN_ENDS else Alloc(shard, "communication", nbytes)
