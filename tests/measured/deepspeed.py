@@ -130,6 +130,26 @@ def adam_grid() -> list[Tables]:
     ]
 
 
+def activations_grid() -> list[Tables]:
+    """Every stage with activations on the host: all that is saved, or inputs of checkpoints."""
+    five = [model | {"sizes": model["sizes"] | {"num_layers": 5}} for model in MODELS[1:]]
+    return [
+        {
+            "model": five[index % 3],
+            "batch": {"micro_batch": 2, "sequence_length": 4, "accumulation": 1 + index % 2},
+            "cluster": {"preset": "cpu-gloo", "ranks": 2},
+            "strategy": {"name": name, "reduce_bucket_size": 300},
+            "precision": PRECISIONS[index % 2],
+            "offload": {"activations": what} | (ON_HOST if index % 2 else {}), **recomputed,
+        }
+        for name in (*ENGINE, "deepspeed3")
+        for index, (what, recomputed) in enumerate(product(
+            ("saved_tensors", "checkpoint_inputs"), RECOMPUTED
+        ))
+        if recomputed or what == "saved_tensors"
+    ]
+
+
 def draw_sharded(seed: int) -> Tables:
     """A random scenario of stage 3."""
     one_of = random.Random(seed).choice
@@ -281,6 +301,7 @@ def main() -> int:
     sharded = [
         *sharded_grid(), *map(draw_sharded, seeds(asked.sharded_draws)),
         *map(draw_transformers, seeds(asked.transformers_draws)), *adam_grid(),
+        *activations_grid(),
     ]
     tables = [*([] if asked.only_sharded else [*grid(), *map(draw, seeds(asked.draws))]), *sharded]
     record = {

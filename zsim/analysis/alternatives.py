@@ -103,7 +103,6 @@ def _can_offload_inputs(scenario: Scenario) -> bool:
     """True where every block is checkpointed, and its input could go to host memory."""
     return (
         scenario.checkpointing == EVERY_BLOCK and scenario.offload.activations is None
-        and "activations" in STRATEGIES[scenario.strategy].offloadable
         and not isinstance(scenario.model, TracedModel)
     )
 
@@ -153,12 +152,10 @@ def _offload_under(kind: Strategy, scenario: Scenario) -> Offload:
     offload, able = scenario.offload, kind.offloadable
     if _is_by_option(scenario) and scenario.cluster.kind != "cpu":
         offload = replace(offload, optimizer="cpu", parameters="cpu")
-    activations = offload.activations if "activations" in able else None
     if "optimizer" in able and offload.optimizer and (kind.is_own or not offload.uses_drives):
-        parameters = offload.parameters if "parameters" in able else None
-        return replace(offload, parameters=parameters, activations=activations)
-    if activations:
-        return Offload(activations=activations, pin_memory=offload.pin_memory)
+        return replace(offload, parameters=offload.parameters if "parameters" in able else None)
+    if offload.activations:
+        return Offload(activations=offload.activations, pin_memory=offload.pin_memory)
     return ON_DEVICE
 
 

@@ -190,7 +190,7 @@ def forward_backward(model: ReplicatedModel, *, first: bool) -> ReplicatedStep:
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate",), formula=Formula("ddp"),
     model_problems=model_problems, shards_more="zero1", bucket_cap="bucket_cap_mb",
-    saves="parameters", offloadable=("activations",),
+    saves="parameters",
     saves_memory=(OptionValue("gradient_as_bucket_view", True),),
     for_left_out=(OptionValue("find_unused_parameters", True),),
 )

@@ -281,8 +281,7 @@ STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_shard",),
     formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
     dtensors=True, saves="parameters",
-    num_distinct_ranks=num_distinct_ranks, nests="units",
-    offloadable=("activations",), unit_hooks="fully_shard",
+    num_distinct_ranks=num_distinct_ranks, nests="units", unit_hooks="fully_shard",
     problems=problems, model_problems=model_problems, offloads=offloads,
     saves_memory=(
         FREED, OptionValue("offload", True, "states and the optimizer's step go to the host")

@@ -136,8 +136,8 @@ class Strategy:
     """Upper bound of the number of different rank programs of a model on a mesh."""
     num_groups: Callable[[Any, ModelSpec], int] = _unit_groups
     """`num_groups(options, model)`: param groups that are gathered or reduced as one."""
-    offloadable: tuple[Literal["optimizer", "parameters", "activations"], ...] = ()
-    """The keys of the scenario's table `offload` that it can do."""
+    offloadable: tuple[Literal["optimizer", "parameters"], ...] = ()
+    """The states that it can offload by the scenario's table `offload`."""
     pinned: Callable[..., int] = _nothing_pinned
     """`pinned(offload, options, model, mesh, precision)`: bytes of a rank's pinned host memory."""
     offloads: Callable[[Any], bool] = _never

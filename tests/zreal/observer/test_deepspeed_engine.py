@@ -41,7 +41,10 @@ def wrong(row: dict[str, Any]) -> list[str]:
 
 def test_the_record_is_of_the_version_that_is_modelled() -> None:
     assert RECORD["deepspeed"].startswith("0.19.")
-    grids = [*measured.grid(), *measured.sharded_grid(), *measured.adam_grid()]
+    grids = [
+        *measured.grid(), *measured.sharded_grid(), *measured.adam_grid(),
+        *measured.activations_grid(),
+    ]
     assert len(RECORD["rows"]) >= 150 + 60 + 20 + len(grids)
 
 

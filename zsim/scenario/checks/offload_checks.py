@@ -29,7 +29,7 @@ def problems(
     if offload == ON_DEVICE:
         return
     able = STRATEGIES[strategy].offloadable
-    for state in (*offload.states, *(["activations"] if offload.activations else [])):
+    for state in offload.states:
         if state not in able:
             yield f"offload.{state}: {_unable(strategy, state)}"
     yield from model_problems(offload, model)

@@ -210,8 +210,7 @@ TABLES: Mapping[str, Any] = {
     "offload": _derived(
         "OffloadTable", Offload,
         "States of zero1 to 3 and deepspeed1 to 3 in host memory, where the optimizer steps, of "
-        "zero1 to 3 also on drives; activations of any of torch's strategies, and zero1 to 3, in "
-        "host memory.",
+        "zero1 to 3 also on drives; activations in host memory.",
         {
             "optimizer": _key(
                 "Place of float32 copies and optimizer states: host memory (cpu), or drives."

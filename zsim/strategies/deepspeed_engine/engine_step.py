@@ -86,10 +86,13 @@ class EngineStep:
         self._forward(module, forward_memory(self.training, module))
 
     def _forward(self, module: LoweredModule, memory: Sequence[MemoryEvent]) -> None:
+        copies = module.forward.copies
+        waits = self.step.save_inputs(module.unit, copies, micro_batch=self.micro_batch)
         self._compute = self.step.issue(
             "forward", module.unit, micro_batch=self.micro_batch, kernels=module.forward.kernels,
-            memory=memory,
+            memory=memory, waits=waits,
         )
+        self.step.copy_saved(module.unit, copies, micro_batch=self.micro_batch)
 
     def backward(
         self, module: LoweredModule, *, reduces: bool,
@@ -104,17 +107,21 @@ class EngineStep:
             held_by_caller=loss_buffers(self.training.model), waiting=self._waiting,
         )
         stretches, memory = recomputed_in_turn(events, module.recompute)
+        copies = module.backward.copies
+        self.step.copy_saved(module.unit, copies, micro_batch=self.micro_batch)
+        waits = self.step.fetch_inputs(module.unit, copies, micro_batch=self.micro_batch)
         for stretch in stretches:
             if stretch.kernels or stretch.memory:
                 self._placed.append(self.step.issue(
                     "recompute", stretch.inside or module.unit, micro_batch=self.micro_batch,
-                    kernels=stretch.kernels, memory=stretch.memory,
+                    kernels=stretch.kernels, memory=stretch.memory, waits=waits,
                 ))
+                waits = []
             if stretch.call is not None:
                 again(stretch.call)
         adds = self.micro_batch and not reduces
         self._compute = self.step.issue(
-            "backward", module.unit, micro_batch=self.micro_batch,
+            "backward", module.unit, micro_batch=self.micro_batch, waits=waits,
             kernels=self.gradients.adding_kernels[module.fqn] if adds else module.backward.kernels,
             memory=memory,
         )

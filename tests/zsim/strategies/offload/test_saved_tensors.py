@@ -35,7 +35,6 @@ from zsim.testing.strategies.scenarios import scenario_tables
 
 SAVED = 'activations = "saved_tensors"'
 INPUTS = 'activations = "checkpoint_inputs"'
-ABLE = [name for name in STRATEGIES if "activations" in STRATEGIES[name].offloadable]
 MESHES = {"hsdp": ", dp_replicate = 2, dp_shard = 4"}
 
 
@@ -69,7 +68,7 @@ def crossed(program: Program, direction: str) -> list[int]:
     return [kernel.nbytes for kernel in kernels if kernel.operator.startswith(direction)]
 
 
-@pytest.mark.parametrize("strategy", ABLE)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_what_goes_to_the_host_returns_once_and_leaves_nothing_there(
     strategy: str, checkpointing: str
@@ -92,7 +91,7 @@ def test_of_checkpointed_blocks_only_inputs_go_there() -> None:
         assert sent[f"blocks.{block}:saved_tensors"] == [16 * 64 * 2]
 
 
-@pytest.mark.parametrize("strategy", ABLE)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_inputs_of_checkpoints_cross_but_for_the_last_which_stay(strategy: str) -> None:
     """bf16 in 4 blocks of width 64, 16 tokens. Two inputs are on the device when backward begins;
     the others return, each while the block after theirs is recomputed."""
@@ -106,8 +105,9 @@ def test_inputs_of_checkpoints_cross_but_for_the_last_which_stay(strategy: str) 
     assert crossed(program, "to_device") == [each] * 2 * (4 - KEPT)
     host = replay_host(rank)["steady"]
     assert (host.saved_bytes, host.end_bytes) == (4 * each, 0)
-    returns = [(op.unit, op.stream) for op in copies(program) if op.kernels][4:6]
-    assert returns == [(f"blocks.{2 - n}:saved_tensors", "to_device") for n in range(2)]
+    returns = [op for op in copies(program) if op.kernels][4:6]
+    assert [op.unit.replace(":", ".").split(".")[1] for op in returns] == ["2", "1"]
+    assert {op.stream for op in returns} == {"to_device"}
 
 
 def test_between_forward_and_backward_the_device_keeps_the_last_inputs() -> None:
@@ -156,12 +156,11 @@ def test_between_forward_and_backward_the_device_has_the_loss_alone(checkpointin
 
 
 @settings(max_examples=20)
-@given(
-    scenario_tables(strategies=tuple(ABLE)), st.sampled_from(["saved_tensors", "checkpoint_inputs"])
-)
+@given(scenario_tables(), st.sampled_from(["saved_tensors", "checkpoint_inputs"]))
 def test_whatever_is_trained_copies_return_and_the_device_keeps_no_more(
     tables: dict[str, Any], what: str
 ) -> None:
+    tables = {key: value for key, value in tables.items() if key != "offload"}
     try:
         case = Scenario(**tables, offload={"activations": what})
     except ScenarioError:  # blocks that are not checkpointed
@@ -259,7 +258,6 @@ def test_blocks_lowered_once_save_as_blocks_lowered_each() -> None:
 
 
 @pytest.mark.parametrize(("strategy", "offload", "refusal"), [
-    ("deepspeed2", SAVED, "offload.activations: expected one of the strategies ddp, zero1"),
     ("ddp", f"{SAVED}, buffer_count = 8", 'expected with offload.optimizer = "cpu"'),
     ("ddp", 'activations = "nvme"', "offload.activations: expected"),
     ("ddp", INPUTS, 'expected activation_checkpointing.mode = "full"'),
