@@ -114,21 +114,16 @@ class MeasuredRank:
 
     def train(
         self, train_step: TrainStep[Inputs], *, inputs: Callable[[int], Inputs], steps: int,
-        samples: int, prepare: Callable[[int], None] | None = None,
+        samples: int,
     ) -> list[float]:
         """Take `steps` steps; return the mean loss of each.
 
-        The phase "steady" is the step with the lowest peak among the last `samples`. What `prepare`
-        does before a step belongs to no phase.
+        The phase "steady" is the step with the lowest peak among the last `samples`.
         """
         losses = []
         for step in range(steps):
             with self.meter.uncounted():  # inputs are the user's, not the strategy's
                 batches = inputs(step)
-            if prepare is not None:
-                prepare(step)
-                self.recorder.settle()
-                self.recorder.take()
             with self.meter.span() as span:
                 loss, held = train_step(step, batches, self._begin_part)
                 self.recorder.settle()

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from zreal import rank_run, torch_private
 from zreal.executor import flat_rank, rank_optimizer
-from zreal.executor.replicated_rank import ReplicatedRank
+from zreal.executor.flat_rank import FlatRank
 from zreal.meters.memory import MemoryMeter
 from zreal.processes.rank_status import REFERENCE
 from zsim.ir.ops import Op
@@ -69,19 +69,11 @@ def alone(_: object, *, progress: Say, **more: object) -> None:
     wait_to_be_ended()
 
 
-def stopped(_: object, *, rank: int, progress: Say, **more: object) -> None:
-    """Rank 2 announces the collective that the others are in, and is stopped before it enters it.
-    """
+def stopped(arguments: dict[str, Any], *, rank: int, progress: Say, **more: object) -> None:
+    """Rank 2, or each of those given, announces the collective that the others are in, and is
+    stopped before it enters it."""
     progress("all_reduce #4 of 8 B over world")
-    if rank == 2:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    wait_to_be_ended()
-
-
-def three_stopped(_: object, *, rank: int, progress: Say, **more: object) -> None:
-    """All ranks but the first are stopped in the collective that they announced."""
-    progress("all_reduce #4 of 8 B over world")
-    if rank:
+    if rank in arguments.get("ranks", [2]):
         os.kill(os.getpid(), signal.SIGSTOP)
     wait_to_be_ended()
 
@@ -93,30 +85,19 @@ def slow(_: object, *, progress: Say, **more: object) -> None:
         time.sleep(0.1)
 
 
-def stopping_the_server(
-    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
-) -> None:
-    """Rank 0 stops the process that all ranks were forked from, and ends."""
-    progress("all_reduce #4 of 8 B over world")
-    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
-    store.set(f"rank {rank}", "has said it")
-    if rank == 0:
-        store.wait(["rank 1"])
-        os.kill(os.getppid(), signal.SIGSTOP)
-        os._exit(0)
-    wait_to_be_ended()
-
-
 def ending_the_server(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
 ) -> None:
-    """Rank 0 kills the process that all ranks were forked from."""
+    """Rank 0 sends the process that all ranks were forked from a signal, and ends where that is
+    stopped."""
     progress("all_reduce #4 of 8 B over world")
     store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
     store.set(f"rank {rank}", "has said it")
     if rank == 0:
         store.wait(["rank 1"])
-        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getppid(), arguments["signal"])
+        if arguments["signal"] == signal.SIGSTOP:
+            os._exit(0)
     wait_to_be_ended()
 
 
@@ -171,8 +152,8 @@ def fail(how: str) -> None:
 
 
 def with_half_gradients(arguments: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A real gloo rank of our ddp whose backward begins with half of what it should."""
-    ReplicatedRank.gradient_scale = property(lambda _: 0.5)
+    """One of four gloo ranks of our zero3 whose backward begins with half of what it should."""
+    FlatRank.gradient_scale = property(lambda _: 0.125)
     return rank_run.launched_rank(arguments, **more)
 
 

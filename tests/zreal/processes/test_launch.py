@@ -113,7 +113,7 @@ def test_every_stopped_rank_is_named(time_out_when: TimeOutWhen) -> None:
         lambda ranks: have_begun(ranks) and all(is_stopped(rank.process.pid) for rank in ranks[1:])
     )
     with pytest.raises(LaunchError) as error:
-        launch(f"{BODIES}:three_stopped", {}, world_size=4, timeout_s=3)
+        launch(f"{BODIES}:stopped", {"ranks": [1, 2, 3]}, world_size=4, timeout_s=3)
 
     assert error.value.where == "ranks [1, 2, 3]"
     assert error.value.found == (
@@ -140,7 +140,7 @@ def test_ranks_that_get_on_until_the_timeout_are_slow_and_do_not_hang(
 
 def test_a_killed_fork_server_is_what_is_named_and_the_next_launch_starts_another() -> None:
     with pytest.raises(LaunchError) as error:
-        launch(f"{BODIES}:ending_the_server", {}, world_size=2, timeout_s=FAR_S)
+        launch(f"{BODIES}:ending_the_server", {"signal": 9}, world_size=2, timeout_s=FAR_S)
 
     assert error.value.where == "the fork server"
     assert error.value.found == (
@@ -170,7 +170,7 @@ def test_a_stopped_fork_server_is_named_before_it_starts_a_rank_and_replaced() -
 def test_a_fork_server_that_is_stopped_while_ranks_run_is_named_with_the_roll_call() -> None:
     """Rank 0 ends then, which a stopped server cannot tell."""
     with pytest.raises(LaunchError) as error:
-        launch(f"{BODIES}:stopping_the_server", {}, world_size=2, timeout_s=FAR_S)
+        launch(f"{BODIES}:ending_the_server", {"signal": 19}, world_size=2, timeout_s=FAR_S)
 
     assert error.value.where == "the fork server"
     assert error.value.found == (
