@@ -238,13 +238,6 @@ def is_view(tensor: torch.Tensor) -> bool:
     return bool(tensor._is_view())
 
 
-def base(view: torch.Tensor) -> torch.Tensor:
-    """The tensor that `view` is a view of."""
-    viewed = view._base
-    assert viewed is not None
-    return viewed
-
-
 def next_sequence_number() -> int:
     """Sequence number of the next autograd node that this thread makes."""
     return int(_get_sequence_nr())

@@ -16,12 +16,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zreal import torch_private
-from zreal.tracing.errors import UntraceableError
+from zreal.tracing.errors import UntraceableError, refuse
 from zreal.tracing.fakes import device_kernels, device_nbytes
-from zreal.tracing.fakes.changed_views import note_views
+from zreal.tracing.fakes.changed_views import note_views, require_unchanged
 from zreal.tracing.fakes.dtype_checks import require_one_dtype
 from zreal.tracing.fakes.known_values import KnownValues
-from zreal.tracing.fakes.real_layouts import call
+from zreal.tracing.fakes.real_layouts import call, require_known_layout
 from zreal.tracing.kernels import base_name, kernel, tensors, written
 from zsim.autograd.lowered import Accumulated
 from zsim.ir.ops import Kernel
@@ -167,7 +167,9 @@ class StorageLog(TorchDispatchMode):
                 self.reads.setdefault(self.place, {})[fqn] = None
         if (number := self._known.answer(name, args)) is not None:
             return number
+        require_unchanged(name, tensors((*args, *options.values())))
         require_one_dtype(base_name(name), tensors(args))
+        require_known_layout(base_name(name), args)
         try:
             result = call(func, args, options, device=self._device)
         except Exception as error:
@@ -216,12 +218,11 @@ def _require_storages(name: str, result: Any) -> None:
     has no storage to follow."""
     for tensor in tensors(result):
         if tensor.layout != torch.strided:
-            raise UntraceableError(
-                where=name,
-                expected="dense tensors, whose memory follows from their shapes",
-                found=f"one of layout {str(tensor.layout).removeprefix('torch.')}",
-                remedy="sparse tensors and gradients are not modelled: use sparse=False in "
-                       "nn.Embedding and F.embedding",
+            raise refuse(
+                name, "dense tensors, whose memory follows from their shapes",
+                f"one of layout {str(tensor.layout).removeprefix('torch.')}",
+                "sparse tensors and gradients are not modelled: use sparse=False in "
+                "nn.Embedding and F.embedding",
             )
 
 

@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from zreal.tracing.errors import UntraceableError
-from zreal.tracing.gradients.engine_sums import Lives
+from zreal.tracing.errors import refuse
 from zreal.tracing.gradients.gradient_storages import accumulated_once, gradient_storages
 from zreal.tracing.gradients.parameter_gradients import ParameterGradients
 from zreal.tracing.storage_log import Born, CalledAgain, Died, Entry, Place, RecomputedKernel
 from zreal.tracing.units.gathered import require_gathered
 from zreal.tracing.units.stretches import Stretch, stretches_of
-from zreal.tracing.units.unit_hooks import Visit
+from zreal.tracing.watched_step import WatchedStep
 from zsim.autograd.lowered import (
     Accumulated,
     Computation,
@@ -33,7 +32,7 @@ from zsim.autograd.tape import SEED
 from zsim.autograd.traced.model import FAMILY, LOSS, TracedModel, check, placed, stretch, whole
 from zsim.ir.buffers import Buffer, buffer_of, numbered, traced_of
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryKind
-from zsim.models.spec import MODEL_INPUT, ROOT, Module, ParamGroup, without_run
+from zsim.models.spec import MODEL_INPUT, ROOT, Module, ParamGroup
 from zsim.models.training_options import Batch, Device, Dtype
 
 
@@ -51,27 +50,18 @@ class TracedStep:
     buffer_nbytes: int
     input_nbytes: int
     devices: tuple[Device, ...]
-    visits: tuple[Visit, ...]
     registered: tuple[str, ...]
     """The parameters as the module registers them."""
     buffers: tuple[tuple[str, int], ...]
     """The dtype and bytes of each of its buffers."""
-    cast_inputs: tuple[int, ...]
-    """The storages of the model's inputs in the dtype that they were cast to."""
 
 
-def traced_model(
-    step: TracedStep,
-    *,
-    lives: Lives,
-    reads: Mapping[Place, Mapping[str, None]],
-    gradients: ParameterGradients,
-    loss: tuple[int, int],
-) -> TracedModel:
+def traced_model(step: TracedStep, run: WatchedStep) -> TracedModel:
     """The model of one traced step; UntraceableError or TracedModelError where it does not hold
     together."""
-    step = replace(step, groups=_in_loss(step, gradients))
-    seen = _seen(step, lives=lives, reads=reads, gradients=gradients, loss=loss)
+    idle = _idle(step, run)
+    step = replace(step, groups=_in_loss(step, run.gradients, idle))
+    seen = _seen(step, run)
     return check(
         TracedModel(
             name=step.name, family=FAMILY,
@@ -79,7 +69,7 @@ def traced_model(
                 [_module(s, last=s is seen.stretches[-1]) for s in seen.stretches],
                 units=step.groups,
             ),
-            units=step.groups, idle=_idle(step), lowered=seen.lowered, dtype=step.dtype,
+            units=step.groups, idle=idle, lowered=seen.lowered, dtype=step.dtype,
             batch=step.batch, casts_input=step.casts_input, autocast=step.autocast,
             buffer_nbytes=step.buffer_nbytes, input_nbytes=step.input_nbytes,
             registered=step.registered, buffers=step.buffers, devices=step.devices,
@@ -88,34 +78,22 @@ def traced_model(
 
 
 def traced_otherwise(
-    step: TracedStep,
-    *,
-    lives: Lives,
-    reads: Mapping[Place, Mapping[str, None]],
-    gradients: ParameterGradients,
-    loss: tuple[int, int],
-    like: TracedModel,
+    step: TracedStep, run: WatchedStep, *, like: TracedModel
 ) -> tuple[LoweredModule, ...]:
     """The lowered modules of a step of the same module in which autograd has something else of its
     units, for the modules of `like`."""
     names = [module.fqn for module in like.modules]
-    seen = _seen(
-        step, lives=lives, reads=reads, gradients=gradients, loss=loss, names=frozenset(names)
-    )
+    seen = _seen(step, run, names=frozenset(names))
     if [module.fqn for module in seen.lowered] != names:
-        raise UntraceableError(
-            where=step.name,
-            expected="the same parts whatever autograd has of units",
-            found="others",
-            remedy="trace it without units",
+        raise refuse(
+            step.name, "the same parts whatever autograd has of units", "others",
+            "trace it without units",
         )
-    kept = {name if name in like.trained else without_run(name) for name in gradients.kept}
-    for fqn in sorted(like.trained - kept):
-        raise UntraceableError(
-            where=fqn,
-            expected="the gradient that it has under fully_shard",
-            found="none: the loss does not depend on it",
-            remedy="drop the parameter, freeze it, or use it in forward",
+    for fqn in sorted(like.trained - run.gradients.kept.keys()):
+        raise refuse(
+            fqn, "the gradient that it has under fully_shard",
+            "none: the loss does not depend on it",
+            "drop the parameter, freeze it, or use it in forward",
         )
     return seen.lowered
 
@@ -129,9 +107,8 @@ class _ModelParts:
     lowered: tuple[LoweredModule, ...]
 
 
-def _trained(step: TracedStep) -> dict[str, int]:
+def _trained(step: TracedStep, idle: tuple[str, ...]) -> dict[str, int]:
     """The elements of each parameter of the units that run that is not frozen."""
-    idle = _idle(step)
     return {
         p.fqn: p.numel
         for group in step.groups
@@ -141,10 +118,12 @@ def _trained(step: TracedStep) -> dict[str, int]:
     }
 
 
-def _in_loss(step: TracedStep, gradients: ParameterGradients) -> tuple[ParamGroup, ...]:
+def _in_loss(
+    step: TracedStep, gradients: ParameterGradients, idle: tuple[str, ...]
+) -> tuple[ParamGroup, ...]:
     """The groups, in which parameters of units that run are marked where they need a gradient and
     got none."""
-    idle, kept = _idle(step), gradients.kept
+    kept = gradients.kept
     used = [group for group in step.groups if group.fqn not in idle]
     marked = {
         g.fqn: tuple(replace(p, in_loss=p.fqn in kept or not p.requires_grad) for p in g.parameters)
@@ -155,24 +134,20 @@ def _in_loss(step: TracedStep, gradients: ParameterGradients) -> tuple[ParamGrou
     )
 
 
-def _idle(step: TracedStep) -> tuple[str, ...]:
+def _idle(step: TracedStep, run: WatchedStep) -> tuple[str, ...]:
     """The units that do not run."""
-    visited = {visit.unit for visit in step.visits}
+    visited = {visit.unit for visit in run.boundaries.visits}
     return tuple(group.fqn for group in step.groups if group.fqn not in (ROOT, *visited))
 
 
 def _seen(
-    step: TracedStep,
-    *,
-    lives: Lives,
-    reads: Mapping[Place, Mapping[str, None]],
-    gradients: ParameterGradients,
-    loss: tuple[int, int],
-    names: frozenset[str] = frozenset(),
+    step: TracedStep, run: WatchedStep, *, names: frozenset[str] = frozenset()
 ) -> _ModelParts:
-    require_gathered(reads, step.visits, step.groups)
-    marks = gradient_storages(_trained(step), lives, gradients, dtype=step.dtype)
-    stretches = stretches_of(step.visits, accumulated_once(lives, marks), reads, names=names)
+    visits, lives, gradients, loss = run.boundaries.visits, run.lives, run.gradients, run.loss
+    require_gathered(run.reads, visits, step.groups)
+    trained = _trained(step, _idle(step, run))
+    marks = gradient_storages(trained, lives, gradients, dtype=step.dtype)
+    stretches = stretches_of(visits, accumulated_once(lives, marks), run.reads, names=names)
     buffers = _Names(
         marks=marks, copied=gradients.copied,
         given=dict(
@@ -180,11 +155,11 @@ def _seen(
         ),
         inputs={
             storage: numbered(MODEL_INPUT, i) if i else Buffer(MODEL_INPUT)
-            for i, storage in enumerate(step.cast_inputs)
+            for i, storage in enumerate(run.cast_inputs)
         },
     )
     forward = [_computation(s.fqn, s.forward, buffers) for s in stretches]
-    after = [entry for at, entry in lives.entries if at == Place(False, len(step.visits))]
+    after = [entry for at, entry in lives.entries if at == Place(False, len(visits))]
     freed = tuple(e for e in _computation("", after, buffers).memory if isinstance(e, Free))
     backward = _backward(stretches, buffers, loss=lives.final(loss[0]))
     return _ModelParts(

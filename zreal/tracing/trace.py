@@ -15,10 +15,8 @@ This module must not know strategies.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -28,13 +26,12 @@ from zreal.modules.checkpointing import recomputing
 from zreal.modules.initial_values import DTYPES
 from zreal.tracing.errors import UntraceableError, refuse
 from zreal.tracing.fake_module import Inputs, default_batch, fake, made, require_word
-from zreal.tracing.fakes.changed_views import ChangedViews
 from zreal.tracing.fakes.device_kernels import KernelChoices
 from zreal.tracing.module_values import tensors_in
 from zreal.tracing.storage_log import StorageLog
 from zreal.tracing.to_model import TracedStep, traced_model, traced_otherwise
 from zreal.tracing.units.param_groups import UnitChoice, total
-from zreal.tracing.watched_step import WatchedStep, steady
+from zreal.tracing.watched_step import StepWatcher, WatchedStep
 from zsim.autograd.lowered import LoweredModule, UnitHooks
 from zsim.autograd.traced.model import (
     DEVICES,
@@ -46,7 +43,6 @@ from zsim.autograd.traced.model import (
 from zsim.io.json_reader import MAX_SENTENCE, is_name
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.checkpointing import problems as checkpointing_problems
-from zsim.models.repeats import most_runs
 from zsim.models.training_options import Batch, Device, Dtype, Precision
 
 
@@ -110,25 +106,15 @@ def trace(
             "cast the module as a whole, as by .bfloat16()",
         )
 
-    seen = partial(
-        _seen,
-        module,
-        inputs,
-        units=units,
-        dtype=dtype,
-        autocast=autocast,
-        loss=loss,
-        casts_input=casts_input,
-        batch=batch,
-        sums_in_place=sums_in_place,
-        device=device,
-        name=name,
+    request = _Request(
+        module=module, inputs=inputs, units=units, dtype=dtype, autocast=autocast, loss=loss,
+        casts_input=casts_input, batch=batch, sums_in_place=sums_in_place, device=device, name=name,
     )
     try:
-        plain, variants_of_hooks = _both(seen)
+        plain, variants_of_hooks = _both(request)
         variants = []
         for asked in checkpointing:
-            again, others = _both(partial(seen, asked, _require_known(asked, plain)), asked)
+            again, others = _both(request, asked, _require_known(asked, plain))
             variants.append((asked, _alike(plain, again, asked).lowered))
             variants_of_hooks += others
         return check_whole(
@@ -142,75 +128,75 @@ UNMODELLED = (
     "what autograd does there is not modelled: leave the unit out of units, take more samples, "
     "or write that part in another way"
 )
-ASKS = (
-    "a module that asks for the dtype of a sharded parameter, which under FSDP1 depends on how "
-    "it asks; name the dtype in the module, as by x.to(torch.bfloat16)"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _StepTrace:
-    """A step, and what is known of it besides its model."""
+class _Request:
+    """The arguments of `trace` that each of its steps has."""
 
-    step: TracedStep
-    run: WatchedStep
+    module: nn.Module | Callable[[], nn.Module]
+    inputs: Inputs
+    units: UnitChoice
+    dtype: Dtype | None
+    autocast: Dtype | Literal["none"]
+    loss: Callable[[Any], Tensor] | None
+    casts_input: bool
+    batch: Batch | None
+    sums_in_place: bool
+    device: Device
+    name: str
 
-    def model(self) -> TracedModel:
-        run = self.run
-        return traced_model(
-            self.step, lives=run.lives, reads=run.reads, gradients=run.gradients, loss=run.loss
+    def step(
+        self, asked: Checkpointing, recomputed: Iterable[str], unit_hooks: UnitHooks
+    ) -> tuple[TracedStep, WatchedStep]:
+        """One step under these hooks, in which the modules called `recomputed` are so as `asked`.
+        """
+        device, module = self.device, self.module
+        with torch_private.fake_mode(), torch_private.failures_unlogged():
+            log, choices = StorageLog(device), KernelChoices(device)
+            with log:
+                model = module if isinstance(module, nn.Module) else made(module)
+            log.restart()
+            step = fake(
+                model, self.inputs, units=self.units, dtype=self.dtype,
+                casts_input=self.casts_input,
+            )
+            with choices, recomputing(model, recomputed, asked):
+                run, held = StepWatcher(
+                    step=step, log=log, loss=self.loss,
+                    casts=Precision(parameters=step.dtype, autocast=self.autocast),
+                    sums_in_place=self.sums_in_place, unit_hooks=unit_hooks,
+                ).steady()
+        matters = choices.seen or log.device_matters or self.autocast != "none"
+        traced = TracedStep(
+            name=self.name or type(model).__name__, groups=step.groups, dtype=step.dtype,
+            batch=self.batch or default_batch(step), casts_input=step.cast is not None,
+            autocast=self.autocast, buffer_nbytes=total(step.buffers.values()) + held,
+            input_nbytes=total(tensors_in((step.args, step.kwargs))),
+            devices=(device,) if matters else DEVICES, registered=tuple(step.parameters),
+            buffers=tuple(
+                (str(b.dtype).removeprefix("torch."), total([b])) for b in step.buffers.values()
+            ),
         )
-
-    def like(self, model: TracedModel) -> tuple[LoweredModule, ...]:
-        run = self.run
-        return traced_otherwise(
-            self.step, lives=run.lives, reads=run.reads, gradients=run.gradients, loss=run.loss,
-            like=model,
-        )
+        return traced, run
 
 
 def _both(
-    seen: Callable[..., _StepTrace], asked: Checkpointing = NO_CHECKPOINTING
+    request: _Request, asked: Checkpointing = NO_CHECKPOINTING, recomputed: Iterable[str] = ()
 ) -> tuple[TracedModel, list[HookVariant]]:
-    """The model with fully_shard's hooks, and what is otherwise without them, with FSDP1's views
-    and on inputs that nobody casts."""
-    hooked = seen()
-    model, boundaries = hooked.model(), hooked.run.boundaries
+    """The model with fully_shard's hooks, and what is otherwise without them and on inputs that
+    nobody casts."""
+    step, run = request.step(asked, recomputed, "fully_shard")
+    model = traced_model(step, run)
     variants, last = list[HookVariant](), model.lowered
-    manners: list[UnitHooks] = ["none"] if boundaries.differs or hooked.run.asks_dtypes else []
-    if hooked.run.writes:
-        fails = _sentence(
-            next(
-                f"{fqn}, which {operator} changes in place"
-                for fqn, operator in hooked.run.writes.items()
-            )
-        )
-        variants.append(
-            HookVariant(unit_hooks="fsdp1_views", checkpointing=asked, lowered=(), fails=fails)
-        )
-    elif most_runs(model) > 1 and not (
-        model.nested or model.partly_frozen or model.not_in_loss or model.autocast != "none"
-    ):  # FSDP1 is refused
-        manners.append("fsdp1_views")
-    if hooked.run.cast_inputs or hooked.run.asks_dtypes:
+    manners: list[UnitHooks] = ["none"] if run.boundaries.differs else []
+    if run.cast_inputs:
         manners.append("raw_inputs")
     for unit_hooks in manners:
         lowered, fails = tuple[LoweredModule, ...](), ""
-        if hooked.run.asks_dtypes and unit_hooks != "raw_inputs":
-            variants.append(
-                HookVariant(unit_hooks=unit_hooks, checkpointing=asked, lowered=(), fails=ASKS)
-            )
-            continue
         try:
-            lowered = seen(
-                unit_hooks=unit_hooks,
-                runs=Counter(visit.unit for visit in boundaries.visits if visit.begins),
-            ).like(model)
+            lowered = traced_otherwise(*request.step(asked, recomputed, unit_hooks), like=model)
         except UntraceableError as error:
-            if (
-                unit_hooks == "fsdp1_views" and last
-            ):  # else hooks alone make it run, as with casts that a unit needs
-                raise
             fails = _sentence(str(error))
         if lowered != last or (unit_hooks == "raw_inputs" and not lowered):
             variants.append(
@@ -251,56 +237,3 @@ def _alike(plain: TracedModel, again: TracedModel, asked: Checkpointing) -> Trac
             "give each block a unit of its own",
         )
     return again
-
-
-def _seen(
-    module: nn.Module | Callable[[], nn.Module],
-    inputs: Inputs,
-    asked: Checkpointing = NO_CHECKPOINTING,
-    recomputed: Iterable[str] = (),
-    *,
-    units: UnitChoice,
-    dtype: Dtype | None,
-    autocast: Dtype | Literal["none"],
-    loss: Callable[[Any], Tensor] | None,
-    casts_input: bool,
-    batch: Batch | None,
-    sums_in_place: bool,
-    device: Device,
-    name: str,
-    unit_hooks: UnitHooks = "fully_shard",
-    runs: Mapping[str, int] | None = None,
-) -> _StepTrace:
-    """One trace, in which the modules called `recomputed` are so as `asked`; `runs` says how often
-    each unit runs."""
-    with torch_private.fake_mode(), torch_private.failures_unlogged():
-        log, choices = StorageLog(device), KernelChoices(device)
-        with log:
-            model = module if isinstance(module, nn.Module) else made(module)
-        log.restart()
-        step = fake(model, inputs, units=units, dtype=dtype, casts_input=casts_input)
-        casts = Precision(parameters=step.dtype, autocast=autocast)
-        with choices, ChangedViews(), recomputing(model, recomputed, asked):
-            views = (runs or {}) if unit_hooks == "fsdp1_views" else {}
-            run, held = steady(
-                step,
-                log,
-                loss,
-                casts,
-                sums_in_place=sums_in_place,
-                unit_hooks=unit_hooks,
-                runs=views,
-            )
-    traced = TracedStep(
-        name=name or type(model).__name__, groups=step.groups, dtype=step.dtype,
-        batch=batch or default_batch(step), casts_input=step.cast is not None, autocast=autocast,
-        buffer_nbytes=total(step.buffers.values()) + held,
-        input_nbytes=total(tensors_in((step.args, step.kwargs))),
-        devices=(device,) if choices.seen or log.device_matters or autocast != "none" else DEVICES,
-        visits=tuple(run.boundaries.visits), cast_inputs=tuple(run.cast_inputs),
-        registered=tuple(step.parameters),
-        buffers=tuple(
-            (str(b.dtype).removeprefix("torch."), total([b])) for b in step.buffers.values()
-        ),
-    )
-    return _StepTrace(step=traced, run=run)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +22,7 @@ from zreal.tracing.gradients.engine_sums import Lives, merged
 from zreal.tracing.gradients.parameter_gradients import ParameterGradients
 from zreal.tracing.module_values import cast_floats, tensors_in
 from zreal.tracing.storage_log import Born, Place, StorageLog
-from zreal.tracing.units.fsdp1_views import RunViews
-from zreal.tracing.units.sharded_dtypes import sharded_dtypes
+from zreal.tracing.units.sharded_dtypes import ShardedDtypes
 from zreal.tracing.units.unit_hooks import Boundaries
 from zsim.autograd.lowered import UnitHooks
 from zsim.io.units import format_bytes
@@ -43,154 +41,122 @@ class WatchedStep:
     left: dict[int, Born]
     loss: tuple[int, int]
     cast_inputs: list[int]
-    asks_dtypes: bool
-    """True if the module read another dtype of a parameter since its unit is sharded."""
-    writes: dict[str, str]
-    """The parameters that it changes in place, and by what; autograd does not see what is done to
-    their `.data`."""
 
 
-def steady(
-    step: Faked,
-    log: StorageLog,
-    loss: Callable[[Any], Tensor] | None,
-    casts: Precision,
-    *,
-    sums_in_place: bool,
-    unit_hooks: UnitHooks,
-    runs: Mapping[str, int],
-) -> tuple[WatchedStep, int]:
-    """A step as all later ones are, and the bytes that the module keeps from its first one."""
-    for fqn, parameter in step.parameters.items():
-        log.ignore(parameter, parameter=fqn)
-    for tensor in (*step.buffers.values(), *tensors_in((step.args, step.kwargs))):
-        log.ignore(tensor)
-    see = partial(
-        _run, step, log, loss, casts, sums_in_place=sums_in_place, unit_hooks=unit_hooks, runs=runs
-    )
-    run = see()
-    held = sum(born.nbytes for born in run.left.values())
-    if held:  # what the first forward has left in the module is there in the second
-        run = see()
-        _require_nothing_left(run.left)
-    return run, held
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWatcher:
+    """Runs steps of a module under `log`, with the hooks of a strategy on its units."""
 
+    step: Faked
+    log: StorageLog
+    loss: Callable[[Any], Tensor] | None
+    casts: Precision
+    sums_in_place: bool
+    unit_hooks: UnitHooks
 
-def _run(
-    step: Faked,
-    log: StorageLog,
-    loss: Callable[[Any], Tensor] | None,
-    casts: Precision,
-    *,
-    sums_in_place: bool,
-    unit_hooks: UnitHooks,
-    runs: Mapping[str, int],
-) -> WatchedStep:
-    """One forward and backward. Garbage collection waits for the end, so that it frees nothing at
-    random."""
-    views = RunViews(step.groups, step.parameters, runs)
-    parameters = {**step.parameters, **views.parameters}
-    boundaries, gradients = (
-        Boundaries(
-            log, model=step.model, units=step.units, dtype=step.cast, unit_hooks=unit_hooks,
-            views=views,
-        ),
-        ParameterGradients(log),
-    )
-    versions = {fqn: torch_private.version(parameter) for fqn, parameter in step.parameters.items()}
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with (
-            boundaries.hooks(),
-            gradients.hooks(parameters),
-            _root_cast(
-                step, log, to=None if unit_hooks == "raw_inputs" else step.cast
-            ) as cast_inputs,
-            as_on_real_tensors(),
-            step.in_place(),
-            sharded_dtypes(
-                step.groups,
-                step.parameters,
-                boundaries,
-                apply=step.cast is not None and unit_hooks != "raw_inputs",
-            ) as dtypes,
-            log,
-        ):
-            numbers = _forward_backward(
-                step, log, loss, casts, parameters, boundaries=boundaries, gradients=gradients
-            )
-    finally:
-        if collects:
-            gc.enable()
-    boundaries.end_backward()
-    gc.collect()
-    lives, reads = merged(log.entries, in_place=sums_in_place), log.reads
-    for parameter in parameters.values():
-        if parameter.grad is not None:
-            log.ignore(parameter.grad)
-        parameter.grad = None
-    return WatchedStep(
-        boundaries=boundaries, gradients=gradients, lives=lives, reads=reads, left=log.restart(),
-        loss=numbers, cast_inputs=cast_inputs, asks_dtypes=dtypes.asked,
-        writes={
-            fqn: by
-            for fqn, by in log.writes.items()
-            if torch_private.version(step.parameters[fqn]) != versions[fqn]
-        },
-    )
+    def steady(self) -> tuple[WatchedStep, int]:
+        """A step as all later ones are, and the bytes that the module keeps from its first one."""
+        step, log = self.step, self.log
+        for fqn, parameter in step.parameters.items():
+            log.ignore(parameter, parameter=fqn)
+        for tensor in (*step.buffers.values(), *tensors_in((step.args, step.kwargs))):
+            log.ignore(tensor)
+        run = self._run()
+        held = sum(born.nbytes for born in run.left.values())
+        if held:  # what the first forward has left in the module is there in the second
+            run = self._run()
+            _require_nothing_left(run.left)
+        return run, held
 
+    def _run(self) -> WatchedStep:
+        """One forward and backward. Garbage collection waits for the end, so that it frees nothing
+        at random."""
+        step, log = self.step, self.log
+        boundaries = Boundaries(
+            log, model=step.model, units=step.units, dtype=step.cast, unit_hooks=self.unit_hooks
+        )
+        gradients = ParameterGradients(log)
+        versions = {fqn: torch_private.version(p) for fqn, p in step.parameters.items()}
+        to = None if self.unit_hooks == "raw_inputs" else step.cast
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with (
+                boundaries.hooks(), gradients.hooks(step.parameters),
+                _root_cast(step, log, to=to) as cast_inputs, as_on_real_tensors(), step.in_place(),
+                ShardedDtypes(() if to is None else step.groups, step.parameters, boundaries), log,
+            ):
+                numbers = self._forward_backward(boundaries, gradients)
+        finally:
+            if collects:
+                gc.enable()
+        boundaries.end_backward()
+        gc.collect()
+        self._require_unwritten(versions)
+        lives, reads = merged(log.entries, in_place=self.sums_in_place), log.reads
+        for parameter in step.parameters.values():
+            if parameter.grad is not None:
+                log.ignore(parameter.grad)
+            parameter.grad = None
+        return WatchedStep(
+            boundaries=boundaries, gradients=gradients, lives=lives, reads=reads,
+            left=log.restart(), loss=numbers, cast_inputs=cast_inputs,
+        )
 
-def _forward_backward(
-    step: Faked,
-    log: StorageLog,
-    loss: Callable[[Any], Tensor] | None,
-    casts: Precision,
-    parameters: Mapping[str, nn.Parameter],
-    *,
-    boundaries: Boundaries,
-    gradients: ParameterGradients,
-) -> tuple[int, int]:
-    """The numbers of the storages of the loss's gradient and of the loss, which are dropped last
-    and in this order."""
-    try:
-        if casts.autocast != "none":
-            # torch does so only at the end of the outermost autocast, which may be the caller's
-            torch.clear_autocast_cache()
-        with batches.autocast(casts, device="cpu"):
-            result = (loss or _default_loss)(step.model(*step.args, **step.kwargs))
+    def _require_unwritten(self, versions: Mapping[str, int]) -> None:
+        """UntraceableError for a parameter that forward changes in place; autograd, and the count
+        of its changes, do not see what is done to its `.data`."""
+        for fqn, operator in self.log.writes.items():
+            if torch_private.version(self.step.parameters[fqn]) != versions[fqn]:
+                raise refuse(
+                    fqn, "a parameter that forward does not change", f"{operator} of it in place",
+                    "change its .data, which autograd does not see",
+                )
+
+    def _forward_backward(
+        self, boundaries: Boundaries, gradients: ParameterGradients
+    ) -> tuple[int, int]:
+        """The numbers of the storages of the loss's gradient and of the loss, which are dropped
+        last and in this order."""
+        step, log, casts = self.step, self.log, self.casts
+        try:
             if casts.autocast != "none":
-                boundaries.leave_autocast()
-        if casts.autocast != "none":
-            torch.clear_autocast_cache()
-        if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
-            problem = (
-                f"a tensor of shape {tuple(result.shape)}"
-                if isinstance(result, Tensor)
-                else type(result).__name__
-            )
+                # torch does so only at the end of the outermost autocast, which may be the caller's
+                torch.clear_autocast_cache()
+            with batches.autocast(casts, device="cpu"):
+                result = (self.loss or _default_loss)(step.model(*step.args, **step.kwargs))
+                if casts.autocast != "none":
+                    boundaries.leave_autocast()
+            if casts.autocast != "none":
+                torch.clear_autocast_cache()
+            if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
+                problem = (
+                    f"a tensor of shape {tuple(result.shape)}"
+                    if isinstance(result, Tensor)
+                    else type(result).__name__
+                )
+                raise refuse(
+                    "loss", "one number that depends on the parameters", problem,
+                    "give a loss, a function of the output",
+                )
+            boundaries.begin_backward(result)
+            gradients.follow(result, step.parameters)
+            with torch.no_grad():
+                seed = torch.ones_like(result)
+            numbers = log.number(seed), log.number(result)
+            # not hidden from KernelChoices where it recomputes
+            torch_private.run_backward(result, seed)
+        except UntraceableError:
+            raise
+        except Exception as error:  # whatever a user's module may raise
+            lines = str(error).strip().splitlines() or [""]
+            problem = f"{type(error).__name__}: {lines[0][:200]}"
             raise refuse(
-                "loss", "one number that depends on the parameters", problem,
-                "give a loss, a function of the output",
-            )
-        boundaries.begin_backward(result)
-        gradients.follow(result, parameters)
-        with torch.no_grad():
-            seed = torch.ones_like(result)
-        numbers = log.number(seed), log.number(result)
-        # not hidden from KernelChoices where it recomputes
-        torch_private.run_backward(result, seed)
-    except UntraceableError:
-        raise
-    except Exception as error:  # whatever a user's module may raise
-        lines = str(error).strip().splitlines() or [""]
-        problem = f"{type(error).__name__}: {lines[0][:200]}"
-        raise refuse(
-            _where(boundaries), "a module that runs on these inputs", problem, ""
-        ) from error
-    del seed
-    del result
-    return numbers
+                _where(boundaries), "a module that runs on these inputs", problem, ""
+            ) from error
+        del seed
+        del result
+        return numbers
 
 
 def _where(boundaries: Boundaries) -> str:

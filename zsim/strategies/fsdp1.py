@@ -25,7 +25,8 @@ from zsim.ir.buffers import Buffer, form_of, gradient_of
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program, RankProgram
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
-from zsim.models.spec import ROOT, ModelSpec
+from zsim.models.repeats import repeats
+from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES, Optimizer
 from zsim.strategies.building import optimizers
 from zsim.strategies.building.backward_events import accumulated_after_sums
@@ -132,26 +133,11 @@ def _traced_problems(model: TracedModel) -> Iterator[str]:
             "model.traced: expected no units in units with fsdp1, of which a trace does not tell "
             "when each begins and ends; use fsdp2"
         )
-        return
-    for unit in dict.fromkeys(module.unit for module in model.modules if module.unit != ROOT):
-        runs = [
-            lowered.differentiates
-            for module, lowered in zip(model.modules, model.lowered, strict=True)
-            if module.unit == unit
-        ]
-        if any(runs) and not all(runs) and model.frozen.issuperset(model.parameters_of(unit)):
-            yield (
-                f"model.traced: {unit} is frozen, and only some of its runs go into the loss; a "
-                "trace does not tell when FSDP1 is done with each; use fsdp2"
-            )
-            return
-        if model.dtype != ORIGINAL and any(runs) and not runs[0]:
-            yield (
-                f"model.traced: the first run of {unit} does not go into the loss and a later one "
-                "does; torch's FSDP1 has its hook on what the first one made, and loses gradients "
-                "of two bytes; run the others first, use fsdp2, or train in float32"
-            )
-            return
+    if repeats(model):
+        yield (
+            "model.traced: expected units that run once with fsdp1, which makes new views of its "
+            "flat parameters for each run; use fsdp2"
+        )
 
 
 def num_distinct_ranks(model: ModelSpec, mesh: Mesh) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.support.cases.sampling import one_in
-from tests.zreal.tracing.test_user_modules_traced import DDP, FSDP2, HSDP, differences
+from tests.zreal.tracing.user_steps import DDP, FSDP1, FSDP2, HSDP, Exact
 from zreal import torch_private
 from zreal.tracing.trace import trace
 from zsim.autograd.traced.traced_file import save
@@ -22,7 +22,6 @@ from zsim.errors import ZsimError
 from zsim.scenario.scenario import parse
 
 WIDTH = 16
-FSDP1 = 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'
 REPLICATED = [
     DDP, f"{DDP}, gradient_as_bucket_view = true", f"{DDP}, bucket_cap_mb = 0.001",
     'name = "zero_redundancy"',
@@ -78,11 +77,9 @@ OPTIMIZERS = ('name = "sgd"', 'name = "adamw"', 'name = "adamw", clip_norm = 1.0
     one_in(4, product([in_the_root, in_every_unit], REPLICATED, OPTIMIZERS, [1, 2])),
 )
 def test_numbers_that_are_parameters_are_reduced_in_buckets_with_others(
-    make: Callable[[], nn.Module], strategy: str, optimizer: str, accumulation: int, tmp_path: Path,
+    make: Callable[[], nn.Module], strategy: str, optimizer: str, accumulation: int, exact: Exact
 ) -> None:
-    assert differences(
-        make, rows, strategy, tmp_path, ranks=2, accumulation=accumulation, optimizer=optimizer
-    ) == {}
+    exact(make, rows, strategy, accumulation=accumulation, optimizer=optimizer)
 
 
 @pytest.mark.parametrize("strategy", [FSDP2, HSDP, FSDP1])
@@ -129,6 +126,6 @@ def captions() -> dict[str, Any]:
     }
 
 
-def test_clip_is_trained_by_ddp(tmp_path: Path) -> None:
+def test_clip_is_trained_by_ddp(exact: Exact) -> None:
     layers = "text_model.encoder.layers"
-    assert differences(clip, captions, DDP, tmp_path, ranks=2, layers=layers) == {}
+    exact(clip, captions, DDP, layers=layers)

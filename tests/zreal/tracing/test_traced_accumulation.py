@@ -5,20 +5,18 @@ from __future__ import annotations
 
 import itertools
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from tests.support.cases.sampling import one_in
 from tests.zreal.tracing.operators.split_nodes import NUM_UNITS, SPLIT, rows
-from tests.zreal.tracing.test_user_modules_traced import differences
+from tests.zreal.tracing.user_steps import Exact
 from zreal.tracing.trace import trace
 from zsim.autograd.lowered import Accumulated, ParameterGradient
 from zsim.autograd.traced.model import TracedModel
 
 UNITS = [f"layers.{index}" for index in range(NUM_UNITS)]
-STRATEGIES = {"ddp": 2, "ddp, views": 2, "fsdp2": 2, "hsdp": 4, "zero_redundancy": 2}
-"""Number of ranks of each strategy."""
+STRATEGIES = ("ddp", "ddp, views", "fsdp2", "hsdp", "zero_redundancy")
 TEXTS = {
     "ddp, views": 'name = "ddp", gradient_as_bucket_view = true',
     "hsdp": 'name = "hsdp", dp_shard = 2, dp_replicate = 2',
@@ -29,22 +27,16 @@ CASES = [(*pair, *times) for pair in itertools.product(SPLIT, STRATEGIES) for ti
 
 @pytest.mark.parametrize(("name", "strategy", "sync", "accumulation"), one_in(3, CASES))
 def test_micro_batches_hold_what_torch_holds(
-    name: str, strategy: str, sync: str, accumulation: int, tmp_path: Path
+    name: str, strategy: str, sync: str, accumulation: int, exact: Exact
 ) -> None:
     text = TEXTS.get(strategy, f'name = "{strategy}"') + f', sync = "{sync}"'
-    ranks = STRATEGIES[strategy]
-    assert (
-        differences(SPLIT[name], rows, text, tmp_path, ranks=ranks, accumulation=accumulation) == {}
-    )
+    exact(SPLIT[name], rows, text, accumulation=accumulation)
 
 
 @pytest.mark.parametrize("name", SPLIT)
-def test_so_they_do_in_bfloat16_with_gradients_kept_in_float32(name: str, tmp_path: Path) -> None:
+def test_so_they_do_in_bfloat16_with_gradients_kept_in_float32(name: str, exact: Exact) -> None:
     text = 'name = "fsdp2", sync = "last"'
-    assert (
-        differences(SPLIT[name], rows, text, tmp_path, ranks=2, accumulation=2, parameters="bf16")
-        == {}
-    )
+    exact(SPLIT[name], rows, text, accumulation=2, parameters="bf16")
 
 
 # -- every allocation and free, in order
@@ -67,12 +59,10 @@ without those, some sums are earlier."""
     for case in ORDERS
 ])
 def test_every_allocation_and_free_of_two_micro_batches_comes_in_torchs_order(
-    name: str, strategy: str, sync: str, tmp_path: Path
+    name: str, strategy: str, sync: str, exact: Exact
 ) -> None:
     text = TEXTS.get(strategy, strategy if "=" in strategy else f'name = "{strategy}"')
-    assert differences(
-        SPLIT[name], rows, f'{text}, sync = "{sync}"', tmp_path, ranks=2, accumulation=2, order=True
-    ) == {}
+    exact(SPLIT[name], rows, f'{text}, sync = "{sync}"', accumulation=2, order=True)
 
 
 # -- what a trace says of it

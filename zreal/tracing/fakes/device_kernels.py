@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from zreal import torch_private
-from zreal.tracing.errors import UntraceableError
+from zreal.tracing.errors import refuse
 from zsim.autograd.aten.sdpa import (
     FLASH_WIDTHS,
     MAX_FLASH_HEAD,
@@ -184,21 +184,19 @@ def _rms_norm(
 def _refuse_one_hot() -> None:
     """Refuse one_hot: on fake tensors its C++ makes an eighth more than on real ones (Onehot.cpp,
     torch 2.13)."""
-    raise UntraceableError(
-        where="one_hot",
-        expected="operators that make of fake tensors what they make of real ones",
-        found="one_hot, which compares the index with all classes when traced",
-        remedy="write what torch runs on real tensors: index.new_zeros(*index.shape, "
-               "num_classes).scatter_(-1, index.unsqueeze(-1), 1)",
+    raise refuse(
+        "one_hot", "operators that make of fake tensors what they make of real ones",
+        "one_hot, which compares the index with all classes when traced",
+        "write what torch runs on real tensors: index.new_zeros(*index.shape, "
+        "num_classes).scatter_(-1, index.unsqueeze(-1), 1)",
     )
 
 
 def _refuse_recurrent(*_: Any, **__: Any) -> None:
-    raise UntraceableError(
-        where="a recurrent layer",
-        expected="operators whose memory follows from their shapes",
-        found="a fused kernel with a workspace of its own (oneDNN's on a CPU, cuDNN's on CUDA)",
-        remedy="write the recurrence with cells (nn.LSTMCell, nn.GRUCell), or leave the layer out",
+    raise refuse(
+        "a recurrent layer", "operators whose memory follows from their shapes",
+        "a fused kernel with a workspace of its own (oneDNN's on a CPU, cuDNN's on CUDA)",
+        "write the recurrence with cells (nn.LSTMCell, nn.GRUCell), or leave the layer out",
     )
 
 
@@ -227,8 +225,8 @@ def require_known_memory(operator: str) -> None:
     if operator.startswith("mkldnn_rnn_layer"):
         _refuse_recurrent()
     if operator.startswith("_embedding_bag"):
-        raise UntraceableError(
-            where="an embedding bag", expected="operators whose memory follows from their shapes",
-            found="notes on each bag, which differ by device, mode and padding",
-            remedy="write it as an embedding and a sum, or leave the layer out",
+        raise refuse(
+            "an embedding bag", "operators whose memory follows from their shapes",
+            "notes on each bag, which differ by device, mode and padding",
+            "write it as an embedding and a sum, or leave the layer out",
         )

@@ -11,33 +11,34 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from zreal.tracing.errors import UntraceableError
+from zreal.tracing.errors import refuse
 
-PRODUCTS = frozenset(
-    (
-        *(
-            "mm", "addmm", "mv", "addmv", "addbmm", "_cdist_forward", "mkldnn_rnn_layer",
-            "_cudnn_rnn", "linalg_cross",
-        ),
-        *(
-            "convolution", "_convolution", "convolution_overrideable", "mkldnn_convolution",
-            "grid_sampler_2d", "grid_sampler_3d",
-        ),
-    )
-)
 NORMS = ("batch_norm", "group_norm", "layer_norm")
-LOSSES = frozenset(
-    {
-        "nll_loss_forward", "nll_loss2d_forward", "binary_cross_entropy", "huber_loss",
-        "huber_loss_backward",
-    }
-)
-WRITES = frozenset(
-    {
-        "index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_", "index_copy",
-        "index_copy_",
-    }
-)
+ONE_DTYPE: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "mm", "addmm", "mv", "addmv", "addbmm", "_cdist_forward", "mkldnn_rnn_layer",
+            "_cudnn_rnn", "linalg_cross", "convolution", "_convolution",
+            "convolution_overrideable", "mkldnn_convolution", "grid_sampler_2d", "grid_sampler_3d",
+        ),
+        "factors of one dtype",
+    ),
+    **dict.fromkeys(
+        (
+            "index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_", "index_copy",
+            "index_copy_",
+        ),
+        "what is written to be of the dtype of what it is written into",
+    ),
+    **dict.fromkeys(
+        (
+            "nll_loss_forward", "nll_loss2d_forward", "binary_cross_entropy", "huber_loss",
+            "huber_loss_backward",
+        ),
+        "a loss whose input, targets and weights are of one dtype",
+    ),
+}
+"""Operators that take one dtype alone, and that as a message expects it."""
 
 
 def require_one_dtype(operator: str, given: Iterable[Tensor]) -> None:
@@ -52,24 +53,13 @@ def require_one_dtype(operator: str, given: Iterable[Tensor]) -> None:
     mixture = " and ".join(dtypes)
     norm = any(kind in operator for kind in NORMS) and not operator.endswith("_backward")
     if norm and (dtypes[1] != "float32" or mixed_weights):  # the input comes first
-        expected = "a norm whose weights and buffers are of its input's dtype, or all in float32"
-        remedy = (
-            "cast its input, as by x.float(), or cast the module as a whole, as by "
-            ".bfloat16(), with its buffers"
+        raise refuse(
+            operator, "a norm whose weights and buffers are of its input's dtype, or all in "
+            "float32", mixture, "cast its input, as by x.float(), or cast the module as a whole, "
+            "as by .bfloat16(), with its buffers",
         )
-        raise UntraceableError(where=operator, expected=expected, found=mixture, remedy=remedy)
-    if operator in PRODUCTS | WRITES | LOSSES:
-        expected = (
-            "what is written to be of the dtype of what it is written into"
-            if operator in WRITES
-            else "factors of one dtype"
-        )
-        expected = (
-            "a loss whose input, targets and weights are of one dtype"
-            if operator in LOSSES
-            else expected
-        )
-        raise UntraceableError(
-            where=operator, expected=f"{expected}, as torch does", found=mixture,
-            remedy="cast one of them in the module",
+    if operator in ONE_DTYPE:
+        raise refuse(
+            operator, f"{ONE_DTYPE[operator]}, as torch does", mixture,
+            "cast one of them in the module",
         )

@@ -3,19 +3,21 @@
 Fake tensors of torch 2.13 take some operators' results from a decomposition of them, which lays
 them out as its own last step does. Real kernels allocate them as is said here, on a CPU and on CUDA
 alike (Activation.cpp, BinaryOps.cpp, Loss.cpp, Normalization.cpp, SoftMax.cpp, group_norm.cpp,
-layer_norm.cpp), but for roll and channel_shuffle, which CUDA makes anew. It matters to what reads
-the result: a product copies what it cannot read as it lies.
+layer_norm.cpp), but for roll, which CUDA makes anew. It matters to what reads the result: a product
+copies what it cannot read as it lies. Operators that no popular model has on such arguments are
+refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from zreal.tracing.errors import refuse
 from zsim.models.training_options import Device
 
 Lie = tuple[int, ...] | torch.memory_format
@@ -84,47 +86,48 @@ def _in_order(*places: int) -> Rule:
 
 RULES: Mapping[str, Rule] = {
     "_log_softmax_backward_data": _as_new,
-    "_prelu_kernel_backward": _in_order(1, 2, 0),
     "binary_cross_entropy": _like(0),
     "binary_cross_entropy_backward": _like(1),
-    "channel_shuffle": _channels_of(0),
-    "complex": _element_by_element,
-    "elu_backward": _element_by_element,
-    "glu_backward": _as_new,
-    "hardsigmoid_backward": _element_by_element,
     "hardswish_backward": _element_by_element,
     "hardtanh_backward": _element_by_element,
     "huber_loss": _like(0),
     "huber_loss_backward": _as_new,
-    "leaky_relu_backward": _in_order(1, 0),
     "log_sigmoid_backward": _like(0),
     "log_sigmoid_forward": _as_new,
     "masked_fill": _as_new,
-    "mish_backward": _element_by_element,
     "mse_loss": _element_by_element,
     "mse_loss_backward": _as_new,
     "native_batch_norm": _channels_of(0),
     "native_batch_norm_backward": _channels_of(1),
     "native_group_norm_backward": _channels_of(1),
     "native_layer_norm_backward": _as_new,
-    "polar": _element_by_element,
     "pow": _power,
-    "reflection_pad2d_backward": _channels_of(1),
-    "reflection_pad3d": _channels_of(0),
-    "reflection_pad3d_backward": _channels_of(1),
-    "replication_pad2d_backward": _channels_of(1),
-    "replication_pad3d": _channels_of(0),
-    "replication_pad3d_backward": _channels_of(1),
     "roll": _channels_of(0),
-    "rrelu_with_noise_backward": _in_order(1, 0),
     "rsub": _in_order(1, 0),
     "smooth_l1_loss": _element_by_element,
     "smooth_l1_loss_backward": _as_new,
     "soft_margin_loss_backward": _like(2),
     "softplus_backward": _element_by_element,
     "threshold_backward": _in_order(1, 0),
-    "xlogy": _element_by_element,
 }
+UNKNOWN = frozenset({
+    "_prelu_kernel_backward", "channel_shuffle", "complex", "elu_backward", "glu_backward",
+    "hardsigmoid_backward", "leaky_relu_backward", "mish_backward", "polar",
+    "reflection_pad2d_backward", "reflection_pad3d", "reflection_pad3d_backward",
+    "replication_pad2d_backward", "replication_pad3d", "replication_pad3d_backward",
+    "rrelu_with_noise_backward", "xlogy",
+})
+"""Operators of which fake tensors may lay results otherwise where an argument is not contiguous."""
+
+
+def require_known_layout(operator: str, arguments: tuple[Any, ...]) -> None:
+    """UntraceableError for an operator whose result nothing here lays as the real one lies."""
+    if operator in UNKNOWN and not _all_contiguous(arguments):
+        raise refuse(
+            operator, "arguments that lie contiguously in memory",
+            "one that does not, of which fake tensors lay the result otherwise than real ones",
+            "call .contiguous() on it",
+        )
 
 
 def call(
@@ -188,10 +191,8 @@ def as_real(
         result = (laid, *result[1:]) if isinstance(result, tuple | list) else laid
     if name in STATISTICS:
         result = _with_statistics(arguments, result)
-    if (
-        name == "_weight_norm_interface" and first.dtype == torch.float16
-    ):  # of bfloat16 fake tensors have it so
-        result = (first, result[1].to(torch.float32))
+    if name == "_weight_norm_interface" and first.dtype == torch.float16:
+        result = (first, result[1].to(torch.float32))  # as fake tensors have it of bfloat16
     return result
 
 
@@ -200,7 +201,11 @@ def _joins(operator: OpOverload, arguments: tuple[Any, ...]) -> bool:
     if torch.Tag.pointwise not in operator.tags:
         return False
     given = [argument for argument in arguments if isinstance(argument, Tensor)]
-    return len(given) > 1 and not all(tensor.is_contiguous() for tensor in given)
+    return len(given) > 1 and not _all_contiguous(given)
+
+
+def _all_contiguous(arguments: Iterable[Any]) -> bool:
+    return all(each.is_contiguous() for each in arguments if isinstance(each, Tensor))
 
 
 def _promoted(arguments: tuple[Any, ...], result: torch.dtype, *, of: str) -> tuple[Any, ...]:

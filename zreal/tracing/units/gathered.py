@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from zreal.tracing.errors import UntraceableError
+from zreal.tracing.errors import refuse
 from zreal.tracing.storage_log import Place
 from zreal.tracing.units.unit_hooks import Visit
 from zsim.autograd.traced.checks import lies_in
@@ -30,13 +30,10 @@ def require_gathered(
         for fqn in () if at.backward else fqns:
             of = owner.get(fqn, ROOT)
             if not lies_in(reader, of):
-                raise UntraceableError(
-                    where=fqn,
-                    expected=f"a parameter of the unit {of} to be read while that runs, as only "
-                             f"then it is gathered",
-                    found=f"{reader} reading it {_when(visits[: at.stretch])}",
-                    remedy=f"leave {of} out of units: its parameters then belong to what "
-                           f"contains it",
+                raise refuse(
+                    fqn, f"a parameter of the unit {of} to be read while that runs, as only "
+                    f"then it is gathered", f"{reader} reading it {_when(visits[: at.stretch])}",
+                    f"leave {of} out of units: its parameters then belong to what contains it",
                 )
 
 

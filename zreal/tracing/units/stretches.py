@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from zreal.tracing.errors import UntraceableError
+from zreal.tracing.errors import refuse
 from zreal.tracing.gradients.engine_sums import Lives
 from zreal.tracing.storage_log import Died, Entry, Place
 from zreal.tracing.units.unit_hooks import Visit
@@ -112,9 +112,8 @@ def _names(visits: Sequence[Visit]) -> Iterator[str]:
         if unit != ROOT:
             yield numbered(numbered(unit, parts[unit], PART), runs[unit])
         elif (name := LOSS_MODULE if visit.after_root else f"{ROOT}.{begun}") in units:
-            raise UntraceableError(
-                where=name, expected="another name of this unit",
-                found="that of the root's", remedy="rename it",
+            raise refuse(
+                name, "another name of this unit", "that of the root's", "rename it",
             )
         else:
             yield name

@@ -20,12 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from zreal import torch_private
-from zreal.tracing.errors import UntraceableError
-from zreal.tracing.fakes.changed_views import require_history
+from zreal.tracing.errors import refuse
+from zreal.tracing.fakes.changed_views import require_unchanged
 from zreal.tracing.gradients.parameter_gradients import nodes
 from zreal.tracing.module_values import cast_floats, mapped, tensors_in
 from zreal.tracing.storage_log import CalledAgain, Died, Place, StorageLog
-from zreal.tracing.units.fsdp1_views import RunViews
 from zsim.autograd.lowered import UnitHooks
 from zsim.models.spec import ROOT
 
@@ -69,7 +68,6 @@ class Boundaries:
     - `unit_hooks`: those of the strategy. Hooks make a difference where they cast (`casts`), where
       they sum gradients of their own (`keeps_apart`), and where backward leaves a unit whose end no
       hook sees (`passes_by`).
-    - `views`: tensors that units read in later runs.
     """
 
     def __init__(
@@ -80,7 +78,6 @@ class Boundaries:
         units: Mapping[str, nn.Module],
         dtype: torch.dtype | None,
         unit_hooks: UnitHooks = "fully_shard",
-        views: RunViews | None = None,
     ) -> None:
         self.log = log
         self.visits: list[Visit] = [Visit(ROOT)]
@@ -94,7 +91,6 @@ class Boundaries:
         self._units = units
         self._hooked = unit_hooks == "fully_shard"
         self._dtype = dtype if self._hooked else None
-        self._views = views
         self._since = [0]
         self.casts = self.keeps_apart = self.passes_by = False
         self._forward_is_over = False
@@ -141,11 +137,9 @@ class Boundaries:
         )
         for fqn in self._units:
             if fqn not in run and any(parameter.startswith(f"{fqn}.") for parameter in read):
-                raise UntraceableError(
-                    where=fqn,
-                    expected="every unit to run in forward",
-                    found="it did not run, or not by being called",
-                    remedy="leave it out of units: it then belongs to the root",
+                raise refuse(
+                    fqn, "every unit to run in forward", "it did not run, or not by being called",
+                    "leave it out of units: it then belongs to the root",
                 )
         worked = {at.stretch for at, entry in self.log.entries if not isinstance(entry, Died)}
         self._idle = set(range(len(self.visits))) - worked
@@ -193,11 +187,11 @@ class Boundaries:
                 if other < first and self._ends[first] < last
             ]
             if not dead.issuperset(around):
-                raise UntraceableError(
-                    where=self.visits[first].unit,
-                    expected="a unit in a unit to have a part in the loss wherever it runs",
-                    found="a run whose output is detached, or goes no way into the loss",
-                    remedy="leave it out of units: it then belongs to the unit that it lies in",
+                raise refuse(
+                    self.visits[first].unit,
+                    "a unit in a unit to have a part in the loss wherever it runs",
+                    "a run whose output is detached, or goes no way into the loss",
+                    "leave it out of units: it then belongs to the unit that it lies in",
                 )
             self.constant.add(self._ends[first])
             self.visits[first] = replace(self.visits[first], needs_gradient=False)
@@ -228,13 +222,10 @@ class Boundaries:
         """Backward is over: UntraceableError for a unit whose backward no hook saw begin."""
         for first, last in self._ends.items() if self._hooked else ():
             if last not in self.begun | self.constant:
-                raise UntraceableError(
-                    where=self.visits[first].unit,
-                    expected="the gradient of the unit's output",
-                    found="none",
-                    remedy="return tensors, or tuples, lists and dicts of them, that the loss "
-                           "depends on; "
-                    "a unit that runs under no_grad must be frozen",
+                raise refuse(
+                    self.visits[first].unit, "the gradient of the unit's output", "none",
+                    "return tensors, or tuples, lists and dicts of them, that the loss "
+                    "depends on; a unit that runs under no_grad must be frozen",
                 )
 
     def _before(self, fqn: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -243,8 +234,6 @@ class Boundaries:
             self._call_again(fqn, returns=False)
             return cast_floats((args, kwargs), self._dtype)
         self._require_own_place(fqn)
-        if self._views is not None:
-            self._views.put(fqn, module)
         given = [*tensors_in((args, kwargs))]
         args, kwargs = cast_floats((args, kwargs), self._dtype)
         self.casts |= any(
@@ -276,18 +265,15 @@ class Boundaries:
         may run several times."""
         within = self.visits[self._open[-1]].unit if self._open else ROOT
         if self.visits[-1].after_root:
-            raise UntraceableError(
-                where=fqn,
-                expected="units that run in the module's forward",
-                found="a run of it in the loss",
-                remedy="leave it out of units, or run it in the forward",
+            raise refuse(
+                fqn, "units that run in the module's forward", "a run of it in the loss",
+                "leave it out of units, or run it in the forward",
             )
         if within != self._outer(fqn):
-            raise UntraceableError(
-                where=fqn,
-                expected="units that run one after another, or in the one they are part of",
-                found=f"a run of it inside {within}",
-                remedy="make the outer module the unit, or leave this one to the root",
+            raise refuse(
+                fqn, "units that run one after another, or in the one they are part of",
+                f"a run of it inside {within}",
+                "make the outer module the unit, or leave this one to the root",
             )
 
     def _call_again(self, fqn: str, *, returns: bool) -> None:
@@ -309,12 +295,10 @@ class Boundaries:
         last, first = self.log.place.stretch, self._open.pop()
         self._ends[first] = last
         wanted = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-        if self._views is not None:
-            self._views.put_back(fqn, module)
         if wanted:
             self._differentiable.add(first)
         for tensor in wanted if self._hooked else ():
-            require_history(fqn, tensor)
+            require_unchanged(fqn, [tensor])
             tensor.register_hook(partial(self.gradient_arrives, last))
         if wanted and self._hooked:  # asked last: who asks for a node makes a stale one anew
             self.visits[last] = replace(
@@ -329,16 +313,14 @@ class Boundaries:
         """The whole module returns: the root's backward begins when a gradient of `output` is
         there. UntraceableError where it is called again."""
         if self.visits[-1].after_root:
-            raise UntraceableError(
-                where=ROOT,
-                expected="one call of the module in a step",
-                found="another one, in the loss",
-                remedy="make a module of both, whose forward calls this one and makes the loss",
+            raise refuse(
+                ROOT, "one call of the module in a step", "another one, in the loss",
+                "make a module of both, whose forward calls this one and makes the loss",
             )
         last = self.log.place.stretch
         for tensor in tensors_in(output) if self._hooked else ():
             if tensor.requires_grad:
-                require_history(ROOT, tensor)
+                require_unchanged(ROOT, [tensor])
                 self._handles.append(tensor.register_hook(partial(self.gradient_arrives, last)))
         self._visit(Visit(ROOT, after_root=True))
 
@@ -355,13 +337,11 @@ class Boundaries:
         """A gradient of a unit's output is there: its backward begins with its `last` stretch.
         UntraceableError when not its turn."""
         if not self._forward_is_over:
-            raise UntraceableError(
-                where=self.visits[last].unit,
-                expected="a unit whose gradients are taken when forward is over",
-                found="torch.autograd.grad, or a backward, within forward that goes through its "
-                      "output",
-                remedy="make the module that takes them the unit; no units make the whole model "
-                       "one",
+            raise refuse(
+                self.visits[last].unit, "a unit whose gradients are taken when forward is over",
+                "torch.autograd.grad, or a backward, within forward that goes through its "
+                "output",
+                "make the module that takes them the unit; no units make the whole model one",
             )
         if last in self.begun:
             return
@@ -393,20 +373,18 @@ class Boundaries:
             index for index, visit in enumerate(self.visits) if visit.unit == whole and visit.begins
         ]
         if not any(first <= now <= self._ends.get(first, -1) for first in runs):
-            raise UntraceableError(
-                where=fqn,
-                expected="a unit that is recomputed in its own backward",
-                found=f"one recomputed in that of {self.visits[now].unit}",
-                remedy="checkpoint the unit itself, or parts inside it, and not more, with "
-                       "use_reentrant=False",
+            raise refuse(
+                fqn, "a unit that is recomputed in its own backward",
+                f"one recomputed in that of {self.visits[now].unit}",
+                "checkpoint the unit itself, or parts inside it, and not more, with "
+                "use_reentrant=False",
             )
 
     def _refuse_order(self, index: int) -> None:
-        raise UntraceableError(
-            where=self.visits[index].unit,
-            expected="units whose backward runs in the reverse order of forward",
-            found="another order: the unit's backward overlaps with that of a unit beside it",
-            remedy="make the module that contains both the unit",
+        raise refuse(
+            self.visits[index].unit, "units whose backward runs in the reverse order of forward",
+            "another order: the unit's backward overlaps with that of a unit beside it",
+            "make the module that contains both the unit",
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,18 +13,13 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.cases.sampling import one_in
-from tests.zreal.tracing.test_user_modules_traced import DDP, FSDP2, HSDP, differences
+from tests.zreal.tracing.user_steps import DDP, FSDP1, FSDP2, HSDP, Exact
 from zreal import torch_private
 from zreal.tracing.errors import UntraceableError
 from zreal.tracing.trace import trace
 from zsim.autograd.traced.traced_file import dump, parse
 
 WIDTH = 16
-FSDP1 = 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'
-
-
-def ranks(strategy: str) -> int:
-    return 4 if "hsdp" in strategy else 2
 
 
 class Patches(nn.Module):
@@ -47,11 +41,11 @@ class Patches(nn.Module):
 # weight's gradient: DDP warns of those that its buckets do not have, and copies it all the same
 @pytest.mark.filterwarnings("ignore:Grad strides do not match bucket view strides")
 @pytest.mark.parametrize("strategy", [DDP, FSDP2, HSDP, FSDP1])
-def test_inputs_whose_channels_come_last(strategy: str, tmp_path: Path) -> None:
+def test_inputs_whose_channels_come_last(strategy: str, exact: Exact) -> None:
     def images() -> tuple[Tensor, ...]:
         return (torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last),)
 
-    assert differences(Patches, images, strategy, tmp_path, ranks=ranks(strategy)) == {}
+    exact(Patches, images, strategy)
 
 
 def test_parameters_whose_channels_come_last_are_refused_as_fully_shard_refuses_them() -> None:
@@ -87,25 +81,22 @@ class Multiplying(nn.Module):
 
 
 class Stacked(nn.Module):
-    def __init__(self, product: Callable[[Tensor, Tensor], Tensor], *, twice: bool = False) -> None:
+    def __init__(self, product: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Multiplying(product) for _ in range(4))
-        self.twice = twice
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in (*self.layers, *(self.layers if self.twice else ())):
+        for layer in self.layers:
             x = layer(x)
         return x.mean()
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy", "accumulation", "twice"),
-    one_in(3, product(
-        PRODUCTS, [FSDP1, f"{FSDP1}, use_orig_params = true", FSDP2, DDP], [1, 2], [False, True]
-    )),
+    ("name", "strategy", "accumulation"),
+    one_in(3, product(PRODUCTS, [FSDP1, FSDP2, DDP], [1, 2])),
 )
 def test_gradients_that_lie_otherwise_than_their_parameters(
-    name: str, strategy: str, accumulation: int, twice: bool, tmp_path: Path
+    name: str, strategy: str, accumulation: int, exact: Exact
 ) -> None:
     """Autograd copies them when it accumulates them, and under FSDP1 when it comes to the views of
     the flat parameter."""
@@ -113,11 +104,7 @@ def test_gradients_that_lie_otherwise_than_their_parameters(
     def data() -> tuple[Tensor, ...]:
         return (torch.randn(2, 6, WIDTH),)
 
-    wrong = differences(
-        lambda: Stacked(PRODUCTS[name], twice=twice), data, strategy, tmp_path, ranks=2,
-        accumulation=accumulation,
-    )
-    assert wrong == {}
+    exact(lambda: Stacked(PRODUCTS[name]), data, strategy, accumulation=accumulation)
 
 
 class Adapted(nn.Module):
@@ -143,16 +130,12 @@ class Adapted(nn.Module):
     ("strategy", "parameters"), [(FSDP2, "fp32"), (FSDP2, "bf16"), (HSDP, "fp32"), (DDP, "fp32")]
 )
 def test_activations_that_are_leaves_live_with_their_gradients_until_the_loss_goes(
-    strategy: str, parameters: str, recomputes: bool, tmp_path: Path
+    strategy: str, parameters: str, recomputes: bool, exact: Exact
 ) -> None:
     def ids() -> tuple[Tensor, ...]:
         return (torch.randint(0, 40, (2, 256)),)
 
-    wrong = differences(
-        lambda: Adapted(recomputes=recomputes), ids, strategy, tmp_path, ranks=ranks(strategy),
-        parameters=parameters,
-    )
-    assert wrong == {}
+    exact(lambda: Adapted(recomputes=recomputes), ids, strategy, parameters=parameters)
 
 
 class Scaled(torch.autograd.Function):
@@ -182,14 +165,12 @@ class Keeping(nn.Module):
 
 @pytest.mark.parametrize("strategy", [FSDP2, HSDP, DDP, FSDP1])
 def test_what_functions_keep_on_their_ctx_lives_until_the_loss_goes(
-    strategy: str, tmp_path: Path
+    strategy: str, exact: Exact
 ) -> None:
     def data() -> tuple[Tensor, ...]:
         return (torch.randn(64, WIDTH),)
 
-    assert (
-        differences(Keeping, data, strategy, tmp_path, ranks=ranks(strategy), accumulation=2) == {}
-    )
+    exact(Keeping, data, strategy, accumulation=2)
 
 
 class Truncated(nn.Module):
@@ -274,15 +255,12 @@ class Positioned(nn.Module):
     [("whole", 1), ("whole", 2), ("view", 2), ("plain", 1), ("plain", 2), ("times one", 1)],
 )
 def test_positions_that_are_added_to_samples(
-    kind: str, samples: int, strategy: str, tmp_path: Path
+    kind: str, samples: int, strategy: str, exact: Exact
 ) -> None:
     def data() -> tuple[Tensor, ...]:
         return (torch.randn(samples, 6, WIDTH),)
 
-    assert (
-        differences(lambda: Positioned(kind), data, strategy, tmp_path, ranks=2, accumulation=2)
-        == {}
-    )
+    exact(lambda: Positioned(kind), data, strategy, accumulation=2)
 
 
 def test_a_gradient_that_is_a_view_of_one_that_goes_on_is_refused_with_what_helps() -> None:

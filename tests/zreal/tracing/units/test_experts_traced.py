@@ -4,7 +4,6 @@ expert. Held to torch."""
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.cases.sampling import one_in
-from tests.zreal.tracing.test_user_modules_traced import DDP, FSDP2, HSDP, differences
+from tests.zreal.tracing.user_steps import DDP, FSDP2, HSDP, Exact
 from zreal.tracing.fakes.real_layouts import call
 from zreal.tracing.kernels import kernel
 
@@ -103,14 +102,11 @@ STEPS = [(FSDP2, "fp32"), (FSDP2, "bf16"), (HSDP, "fp32"), (HSDP, "bf16"), (DDP,
 
 
 @pytest.mark.parametrize(("strategy", "parameters"), STEPS)
-def test_a_step_of_experts_is_exact(strategy: str, parameters: str, tmp_path: Path) -> None:
+def test_a_step_of_experts_is_exact(strategy: str, parameters: str, exact: Exact) -> None:
     def data() -> tuple[Tensor, ...]:
         return (torch.randn(32, 16),)
 
-    ranks = 4 if strategy == HSDP else 2
-    assert differences(
-        Mixture, data, strategy, tmp_path, ranks=ranks, parameters=parameters, accumulation=2
-    ) == {}
+    exact(Mixture, data, strategy, parameters=parameters, accumulation=2)
 
 
 SIZES: dict[str, Any] = {
@@ -145,12 +141,8 @@ class Looked(nn.Module):
 
 
 @pytest.mark.parametrize(("name", "parameters"), one_in(2, product(MODELS, ["fp32", "bf16"])))
-def test_mixtures_of_transformers_are_exact(name: str, parameters: str, tmp_path: Path) -> None:
+def test_mixtures_of_transformers_are_exact(name: str, parameters: str, exact: Exact) -> None:
     def data() -> tuple[Tensor, ...]:
         return (torch.randint(0, 64, (2, 16)),)
 
-    wrong = differences(
-        lambda: Looked(name), data, FSDP2, tmp_path, ranks=2, parameters=parameters,
-        layers="inner.model.layers",
-    )
-    assert wrong == {}
+    exact(lambda: Looked(name), data, FSDP2, parameters=parameters, layers="inner.model.layers")

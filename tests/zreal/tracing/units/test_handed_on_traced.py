@@ -3,14 +3,12 @@ block comes first in backward."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.zreal.tracing.test_user_modules_traced import FSDP2, differences
+from tests.zreal.tracing.user_steps import FSDP2, Exact
 from zreal.tracing.trace import trace
 from zsim.autograd.traced.traced_file import dump
 from zsim.autograd.traced.traced_file import parse as parse_model
@@ -52,7 +50,7 @@ def inputs() -> tuple[Tensor, Tensor]:
     ("returns", "handed_on"), [("itself", True), ("a view", False), ("a sum", False)]
 )
 def test_the_units_hook_comes_first_only_on_the_very_tensor_that_it_made(
-    returns: str, handed_on: bool, tmp_path: Path
+    returns: str, handed_on: bool, exact: Exact
 ) -> None:
     """A view is no operator, but a node of autograd: the block's hook is before it. A frozen block
     lets go of its input after the unit."""
@@ -63,6 +61,4 @@ def test_the_units_hook_comes_first_only_on_the_very_tensor_that_it_made(
     ]
     assert ends == [handed_on] * 4
     assert parse_model(dump(model).encode()) == model
-    assert differences(
-        lambda: Blocks(returns), inputs, FSDP2, tmp_path, ranks=2, units=UNITS, order=True
-    ) == {}
+    exact(lambda: Blocks(returns), inputs, FSDP2, units=UNITS, order=True)

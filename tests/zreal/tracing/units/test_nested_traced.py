@@ -16,7 +16,6 @@ from tests.zreal.tracing.test_recomputed_traced import ASKED
 from tests.zreal.tracing.test_tracing_against_torch import (
     measured_phases,
     recomputed,
-    replicated,
     sharded,
     simulated_phases,
     traced_events,
@@ -30,7 +29,7 @@ from zsim.autograd.traced.model import TracedModel
 from zsim.autograd.traced.traced_file import dump, parse
 from zsim.ir.mesh import Mesh
 from zsim.models.training_options import Dtype
-from zsim.strategies import ddp, fsdp2
+from zsim.strategies import fsdp2
 
 INNER = {
     "llama, no cache": ("mlp", "self_attn"), "gpt2": ("mlp", "mlp.c_fc"),
@@ -101,18 +100,6 @@ def test_units_in_units_change_no_byte_of_the_module_itself_and_go_through_a_fil
     assert [unit.fqn for unit in nested.inside_out][:3] == [
         "layers.0.linear1", "layers.0.norm2", "layers.0"
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
-@pytest.mark.parametrize("views", [False, True])
-def test_to_ddp_units_in_units_are_nothing(views: bool) -> None:
-    model = traced("encoder", dtype="float32", casts_input=False)
-    simulated = simulated_phases(
-        model, ddp.Options(gradient_as_bucket_view=views), rank=0, mesh=Mesh(dp_replicate=2)
-    )
-    with torch_private.fake_group(rank=0, world_size=2):
-        assert simulated == measured_phases(CASES["encoder"], replicated(views=views))
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")

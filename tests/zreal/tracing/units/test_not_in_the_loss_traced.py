@@ -3,17 +3,14 @@ reduced. Held to torch."""
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 from torch import Tensor, nn
 
-from tests.support.cases.sampling import one_in
-from tests.zreal.tracing.test_user_modules_traced import DDP, FSDP2, HSDP, KEPT, differences
+from tests.zreal.tracing.user_steps import DDP, FSDP1, FSDP2, HSDP, KEPT, Exact, differences
 from zreal.tracing.trace import trace
 from zsim.autograd.traced.traced_file import dump, parse, save
 from zsim.cli.main import main
@@ -21,7 +18,6 @@ from zsim.errors import ZsimError
 
 WIDTH = 16
 PREFETCH = f"{FSDP2}, forward_prefetch = 1, backward_prefetch = 2"
-FSDP1 = 'name = "fsdp1", dp_shard = 2, dp_replicate = 1'
 ADAMW = 'name = "adamw", implementation = "foreach"'
 
 
@@ -96,46 +92,35 @@ def inputs() -> tuple[Tensor, ...]:
     return (torch.randn(6, WIDTH),)
 
 
-def ranks(strategy: str) -> int:
-    return 4 if "hsdp" in strategy else 2
-
-
 @pytest.mark.parametrize(
     ("name", "strategy", "parameters"),
-    one_in(3, product(KINDS, [FSDP2, KEPT, HSDP], ["fp32", "bf16"])),
+    [
+        (name, (FSDP2, KEPT, HSDP)[index % 3], ("fp32", "bf16")[index % 2])
+        for index, name in enumerate(KINDS)
+    ],
 )
 def test_such_parameters_of_units_that_are_trained(
-    name: str, strategy: str, parameters: str, tmp_path: Path
+    name: str, strategy: str, parameters: str, exact: Exact
 ) -> None:
-    assert differences(
-        lambda: Aside(KINDS[name]), inputs, strategy, tmp_path, ranks=ranks(strategy),
-        parameters=parameters,
-    ) == {}
+    exact(lambda: Aside(KINDS[name]), inputs, strategy, parameters=parameters)
 
 
 @pytest.mark.parametrize(
     ("pooled", "how", "strategy", "accumulation"),
-    one_in(4, product(
-        [0, 1, 3], ["dropped", "detached", "compared"], [FSDP2, KEPT, HSDP, PREFETCH], [1, 2]
-    )),
+    [
+        (0, "dropped", FSDP2, 1), (1, "detached", KEPT, 2), (3, "compared", HSDP, 1),
+        (1, "compared", PREFETCH, 2), (3, "dropped", FSDP2, 2),
+    ],
 )
 def test_whole_units_that_run_for_nothing(
-    pooled: int, how: str, strategy: str, accumulation: int, tmp_path: Path
+    pooled: int, how: str, strategy: str, accumulation: int, exact: Exact
 ) -> None:
-    wrong = differences(
-        lambda: Pooled(pooled, how), inputs, strategy, tmp_path, ranks=ranks(strategy),
-        accumulation=accumulation,
-    )
-    assert wrong == {}
+    exact(lambda: Pooled(pooled, how), inputs, strategy, accumulation=accumulation)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_no_optimizer_keeps_states_of_them(name: str, tmp_path: Path) -> None:
+def test_no_optimizer_keeps_states_of_them(exact: Exact) -> None:
     """Nor are their gradients accumulated where another micro-batch follows."""
-    assert differences(
-        lambda: Aside(KINDS[name]), inputs, FSDP2, tmp_path, ranks=2, optimizer=ADAMW,
-        accumulation=2,
-    ) == {}
+    exact(lambda: Aside(KINDS["a bias"]), inputs, FSDP2, optimizer=ADAMW, accumulation=2)
 
 
 class Encoder(transformers.BertModel):
@@ -152,29 +137,11 @@ class Encoder(transformers.BertModel):
         return super().forward(input_ids=ids).last_hidden_state.float().pow(2).mean()
 
 
-@pytest.mark.parametrize("strategy", [FSDP2, HSDP])
-def test_the_pooler_of_a_bert_that_no_loss_reads(strategy: str, tmp_path: Path) -> None:
+def test_the_pooler_of_a_bert_that_no_loss_reads(exact: Exact) -> None:
     def ids() -> tuple[Tensor, ...]:
         return (torch.randint(0, 100, (2, 16)),)
 
-    assert (
-        differences(Encoder, ids, strategy, tmp_path, ranks=ranks(strategy), layers="encoder.layer")
-        == {}
-    )
-
-
-class Mixed(Aside):
-    """Frozen parameters beside those that are not in the loss."""
-
-    def __init__(self) -> None:
-        super().__init__(KINDS["dropped"])
-        self.layers[1].linear.weight.requires_grad_(False)
-        self.layers[2].requires_grad_(False)
-
-
-@pytest.mark.parametrize("strategy", [FSDP2, KEPT])
-def test_frozen_ones_beside_them(strategy: str, tmp_path: Path) -> None:
-    assert differences(Mixed, inputs, strategy, tmp_path, ranks=2, parameters="bf16") == {}
+    exact(Encoder, ids, FSDP2, layers="encoder.layer")
 
 
 def test_a_file_says_so_and_keeps_it() -> None:
@@ -203,39 +170,6 @@ def test_strategies_that_need_every_gradient_refuse_it_by_name(
         differences(lambda: Aside(KINDS["never read"]), inputs, strategy, tmp_path, ranks=2)
 
 
-class Nothing(torch.autograd.Function):
-    """Passes on, and gives no gradient back."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> None:
-        return None
-
-
-class Scaled(nn.Module):
-    """Layers, and a scale of the root's between them that a Function gives no gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.scale = nn.Parameter(torch.ones(WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x + Nothing.apply(self.scale))
-        return x.float().pow(2).mean()
-
-
-@pytest.mark.parametrize("strategy", [FSDP2, KEPT, HSDP])
-def test_one_whose_gradient_is_none_is_one_of_them(strategy: str, tmp_path: Path) -> None:
-    assert (
-        differences(Scaled, inputs, strategy, tmp_path, ranks=ranks(strategy), accumulation=2) == {}
-    )
-
-
 class Empty(nn.Module):
     """Layers that hold a parameter without elements, frozen or not, and read it or not."""
 
@@ -252,17 +186,12 @@ class Empty(nn.Module):
         return x.sum() + (self.layers[0].empty.sum() if self.read else 0)
 
 
-@pytest.mark.parametrize("strategy", [FSDP2, HSDP])
-@pytest.mark.parametrize(
-    ("shape", "trained"), [((0,), False), ((0,), True), ((0, WIDTH), False), ((WIDTH, 0), True)]
-)
-def test_parameters_without_elements(
-    shape: tuple[int, ...], trained: bool, strategy: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("shape", "trained"), [((0,), True), ((0, WIDTH), False)])
+def test_parameters_without_elements(shape: tuple[int, ...], trained: bool, exact: Exact) -> None:
     def make() -> nn.Module:
         return Empty(shape, trained=trained, read=False)
 
-    assert differences(make, inputs, strategy, tmp_path, ranks=ranks(strategy)) == {}
+    exact(make, inputs, FSDP2)
 
 
 def test_an_empty_parameter_that_is_trained_is_refused_as_that() -> None:

@@ -9,16 +9,12 @@ from typing import Literal
 
 import pytest
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
 from tests.support.cases.sampling import one_in
-from tests.zreal.tracing.test_recomputed_traced import wrapped
 from tests.zreal.tracing.test_tracing_against_torch import (
     measured_events,
     measured_phases,
-    recomputed,
     replicated,
     sharded,
     simulated_phases,
@@ -27,8 +23,6 @@ from tests.zreal.tracing.test_tracing_against_torch import (
 )
 from tests.zreal.tracing.user_modules import CASES, Case, Encoder
 from zreal import torch_private
-from zreal.tracing.trace import trace
-from zsim.analysis.alternatives import EVERY_BLOCK
 from zsim.autograd.traced.traced_file import dump, parse
 from zsim.ir.mesh import Mesh
 from zsim.models.training_options import Dtype
@@ -130,40 +124,6 @@ def test_ddp_holds_what_both_runs_take(order: Order) -> None:
     )
     with torch_private.fake_group(rank=0, world_size=2):
         assert simulated == measured_phases(case(order), replicated())
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
-@pytest.mark.parametrize("order", ["stack", "block"])
-@pytest.mark.parametrize("inner", [(), ("linear1",)])
-def test_both_runs_are_recomputed_and_so_are_units_in_them(
-    order: Order, inner: tuple[str, ...]
-) -> None:
-    user = case(order)
-    units = tuple(
-        unit for outer in user.all_units for unit in (*(f"{outer}.{name}" for name in inner), outer)
-    )
-    model = trace(
-        user.make, user.data(), units=units, sums_in_place=False, checkpointing=[EVERY_BLOCK]
-    )
-    again = recomputed(model, EVERY_BLOCK)
-    simulated = simulated_phases(again, fsdp2.Options(), rank=0, mesh=Mesh(dp_shard=2))
-    with torch_private.fake_group(rank=0, world_size=2):
-        mesh = init_device_mesh("cpu", (2,))
-
-        def wrap(module: nn.Module) -> nn.Module:
-            for fqn in units:
-                path = (
-                    fqn
-                    if fqn in user.all_units
-                    else ".".join(
-                        (*fqn.split(".")[:2], "_checkpoint_wrapped_module", *fqn.split(".")[2:])
-                    )
-                )
-                fully_shard(module.get_submodule(path), mesh=mesh)
-            return fully_shard(module, mesh=mesh)
-
-        assert simulated == measured_phases(wrapped(user, EVERY_BLOCK), wrap)
 
 
 def test_our_own_strategies_plan_with_both_runs() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.zreal.tracing.test_user_modules_traced import differences
+from tests.zreal.tracing.user_steps import Exact, differences
 from zreal.tracing.errors import UntraceableError
 from zreal.tracing.trace import trace
 from zsim.autograd.traced.model import LOSS_MODULE
@@ -114,18 +114,6 @@ def values() -> tuple[Tensor]:
     return (torch.randn(50, WIDTH),)
 
 
-@pytest.mark.parametrize("strategy", SHARDED)
-@pytest.mark.parametrize("way", ["logits", "loss and logits"])
-def test_the_roots_forward_ends_when_the_module_returns(
-    way: str, strategy: str, tmp_path: Path
-) -> None:
-    dtype = "fp32" if "ddp" in strategy else "bf16"
-    assert differences(
-        maker(way, embeds=True), tokens, strategy, tmp_path, ranks=4, parameters=dtype,
-        loss=WAYS[way][1],
-    ) == {}
-
-
 @settings(max_examples=16)
 @given(
     way=st.sampled_from(list(WAYS)), strategy=st.sampled_from(SHARDED), embeds=st.booleans(),
@@ -164,13 +152,12 @@ def sentences() -> dict[str, Tensor]:
     ("name", "layers"), [("bert", "bert.encoder.layer"), ("qwen3", "model.layers")]
 )
 def test_a_model_output_lives_on_through_the_roots_reshard(
-    name: str, layers: str, strategy: str, tmp_path: Path
+    name: str, layers: str, strategy: str, exact: Exact
 ) -> None:
-    differing = differences(
-        lambda: model_of_transformers(name), sentences, strategy, tmp_path, ranks=4,
-        parameters="bf16", layers=layers, loss=lambda output: output.loss,
+    exact(
+        lambda: model_of_transformers(name), sentences, strategy, ranks=4, parameters="bf16",
+        layers=layers, loss=lambda output: output.loss,
     )
-    assert differing == {}
 
 
 def test_a_file_knows_what_comes_after_the_root() -> None:
