@@ -23,20 +23,18 @@ from zsim.autograd.lowered import (
 from zsim.autograd.tape import SEED
 from zsim.ir.buffers import Buffer
 from zsim.ir.ops import Alloc, Free
-from zsim.models.spec import ROOT, ModelSpec, run_of, without_run
+from zsim.models.spec import ROOT, ModelSpec
 
 Breaches = Iterator[tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lowering:
-    """A model and its lowered modules, which end with the buffer `loss`. With `views` gradients are
-    of FSDP1's views, whose names end with the number of the unit's run."""
+    """A model and its lowered modules, which end with the buffer `loss`."""
 
     model: ModelSpec
     lowered: tuple[LoweredModule, ...]
     loss: Buffer
-    views: bool
 
     @cached_property
     def owner(self) -> dict[str, str]:
@@ -59,18 +57,13 @@ class Lowering:
         return [event.buffer for m in self.lowered for event in m.freed_with_autocast_cache]
 
     @cached_property
-    def gradients(self) -> list[tuple[LoweredModule, ParameterGradient, str]]:
-        """The gradients of both passes, each with its module and its parameter."""
+    def gradients(self) -> list[tuple[LoweredModule, ParameterGradient]]:
+        """The gradients of both passes, each with its module."""
         return [
-            (module, event, self._parameter(module, event))
+            (module, event)
             for module, event in (*self.forward, *self.backward)
             if isinstance(event, ParameterGradient)
         ]
-
-    def _parameter(self, module: LoweredModule, event: ParameterGradient) -> str:
-        same_run = run_of(event.fqn) == run_of(module.fqn)
-        is_view = self.views and event.fqn not in self.owner and same_run
-        return without_run(event.fqn) if is_view else event.fqn
 
     @cached_property
     def turns(self) -> dict[str, tuple[str, str]]:
@@ -102,10 +95,10 @@ def lies_in(unit: str, other: str) -> bool:
 
 
 def problems(
-    model: ModelSpec, lowered: tuple[LoweredModule, ...], *, loss: Buffer, views: bool = False
+    model: ModelSpec, lowered: tuple[LoweredModule, ...], *, loss: Buffer
 ) -> Iterator[tuple[str, str, str]]:
     """(place, expected, found) of each breach of a law; the arguments are those of `Lowering`."""
-    lowering = Lowering(model=model, lowered=lowered, loss=loss, views=views)
+    lowering = Lowering(model=model, lowered=lowered, loss=loss)
     for expected, law in LAWS.items():
         for where, instead in law(lowering):
             yield where, expected, instead
@@ -167,8 +160,8 @@ def cached_casts_are_made_in_forward(of: Lowering) -> Breaches:
 
 def gradients_are_of_gathered_parameters(of: Lowering) -> Breaches:
     """Autograd makes gradients of what the module may read."""
-    for module, event, fqn in of.gradients:
-        if not lies_in(module.unit, of.owner.get(fqn, "")):
+    for module, event in of.gradients:
+        if not lies_in(module.unit, of.owner.get(event.fqn, "")):
             yield module.fqn, event.fqn
 
 
@@ -243,13 +236,13 @@ def buffers_are_freed(of: Lowering) -> Breaches:
 
 def trained_parameters_get_gradients(of: Lowering) -> Breaches:
     """A parameter in the loss that requires a gradient gets one."""
-    for fqn in sorted(of.model.trained - {fqn for _, _, fqn in of.gradients}):
+    for fqn in sorted(of.model.trained - {event.fqn for _, event in of.gradients}):
         yield fqn, "none"
 
 
 def other_parameters_get_none(of: Lowering) -> Breaches:
     """Frozen parameters, and those not in the loss, get no gradient."""
-    for fqn in sorted({fqn for _, _, fqn in of.gradients} - of.model.trained):
+    for fqn in sorted({event.fqn for _, event in of.gradients} - of.model.trained):
         yield fqn, "one"
 
 

@@ -39,7 +39,7 @@ DEVICE_NAMES: Final[dict[Device, str]] = {"cpu": "a CPU", "cuda": "CUDA"}
 FALLBACKS: Final[dict[UnitHooks, tuple[UnitHooks, ...]]] = {
     "fully_shard": (),
     "none": ("none",),
-    "fsdp1_views": ("fsdp1_views", "none"),
+    "fsdp1_views": ("none",),
     "raw_inputs": ("raw_inputs", "none"),
 }
 """Variants of a trace to look for under the hooks of a strategy, the best first. Without any the
@@ -166,14 +166,6 @@ class TracedModel(ModelSpec):
 
     def _fails(self, variant: HookVariant) -> TracedModelError:
         """The error for a strategy under whose hooks the module does not run."""
-        if variant.unit_hooks == "fsdp1_views":
-            return TracedModelError(
-                where=self.name,
-                expected="a module that changes none of its parameters in forward: FSDP1 makes "
-                         "them views of a flat one, which autograd lets nobody change in place",
-                found=variant.fails,
-                remedy="change its .data, which autograd does not see, or use fsdp2, hsdp or ddp",
-            )
         uncast = (
             f"; trace it with casts_input=False if the model's inputs come in {self.dtype}"
             if variant.unit_hooks == "raw_inputs"
@@ -273,29 +265,25 @@ def check_whole(model: TracedModel) -> TracedModel:
 
 def check(model: TracedModel) -> TracedModel:
     """`model` itself; TracedModelError for the first law of `traced_checks` that it breaks."""
-    traces = [(lowered, False) for lowered in (model.lowered, *(t for _, t in model.recomputing))]
-    variants = [(v.lowered, v.unit_hooks == "fsdp1_views") for v in model.hook_variants]
     known = {(v.unit_hooks, v.checkpointing) for v in model.hook_variants}
     traced = {NO_CHECKPOINTING, *(asked for asked, _ in model.recomputing)}
-    _require_laws(model, traces)
+    _require_laws(model, [model.lowered, *(lowered for _, lowered in model.recomputing)])
     if len(known) < len(model.hook_variants) or {asked for _, asked in known} - traced:
         raise _broken(
             model.name,
             "one form for each way of autograd and each activation checkpointing that was traced",
             "others",
         )
-    _require_laws(model, [variant for variant in variants if variant[0]])
+    _require_laws(model, [v.lowered for v in model.hook_variants if v.lowered])
     return model
 
 
-def _require_laws(
-    model: TracedModel, traces: Iterable[tuple[tuple[LoweredModule, ...], bool]]
-) -> None:
+def _require_laws(model: TracedModel, traces: Iterable[tuple[LoweredModule, ...]]) -> None:
     from zsim.autograd.traced.checks import problems  # start-up: few models are traced
 
     loss = buffer_of(model.modules[-1].fqn if model.modules else "", LOSS)
-    for lowered, views in traces:
-        for where, expected, instead in problems(model, lowered, loss=loss, views=views):
+    for lowered in traces:
+        for where, expected, instead in problems(model, lowered, loss=loss):
             raise _broken(where, expected, instead)
 
 

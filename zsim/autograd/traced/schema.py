@@ -117,7 +117,7 @@ CHECKPOINTING = table_of(
 RECOMPUTING = _row(lambda *row: row, CHECKPOINTING, MODULES)
 HOOK_VARIANT = table_of(
     traced.HookVariant,
-    unit_hooks=Literal["none", "fsdp1_views", "raw_inputs"], lowered=MODULES,
+    unit_hooks=Literal["none", "raw_inputs"], lowered=MODULES,
     checkpointing=(CHECKPOINTING, NO_CHECKPOINTING),
     fails=(Annotated[str, Field(max_length=MAX_SENTENCE), AfterValidator(_printable)], ""),
 )

@@ -23,10 +23,9 @@ def view(fqn: str, run: int) -> str:
 
 
 def viewed(model: ModelSpec) -> ModelSpec:
-    """`model` with views for parameters; of a traced one only their names, as what reads them was
-    recorded with them."""
+    """`model` with views for parameters, but a traced one, whose units run once."""
     runs = most_runs(model)
-    if runs == 1 and (isinstance(model, TracedModel) or not model.frozen):
+    if isinstance(model, TracedModel) or (runs == 1 and not model.frozen):
         return model
     owner = {parameter.fqn: unit.fqn for unit in model.units for parameter in unit.parameters}
     units = [
@@ -38,8 +37,6 @@ def viewed(model: ModelSpec) -> ModelSpec:
         )
         for unit in model.units
     ]
-    if isinstance(model, TracedModel):
-        return replace(model, units=tuple(units))
     size = len(model.modules) // model.forwards
     modules = [
         _reading_views(module, owner, forward=index // size + 1)
