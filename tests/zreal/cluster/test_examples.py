@@ -77,25 +77,6 @@ def test_an_example_fits_a_screen_and_is_package_data(name: str) -> None:
 
 
 @pytest.mark.gloo
-@pytest.mark.slow  # test_launched.py validates by the same launcher
-def test_the_batch_script_validates_by_srun(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "activate").touch()
-    results = tmp_path / "results"
-    variables = {
-        "VENV": str(tmp_path), "SCENARIOS": str(TWO), "RESULTS": str(results), "BACKEND": "gloo",
-    }
-    done = subprocess.run(
-        ["bash", str(EXAMPLES / "slurm.sh")], capture_output=True, text=True,
-        env=environment(tmp_path, variables, zsim=ZSIM, srun=SRUN),
-    )
-    assert done.returncode == 0, done.stderr
-    assert "agrees in order, bytes, memory and numerics" in done.stdout
-    assert (results / "report.xml").is_file()
-    assert saved.load(results / "fsdp2-mlp-2.measured.json").provenance["launcher"] == "srun"
-
-
-@pytest.mark.gloo
 def test_torchrun_on_two_nodes_ends_with_a_verdict_on_the_first(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

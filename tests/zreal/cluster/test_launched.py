@@ -14,7 +14,6 @@ from xml.etree import ElementTree as Xml
 import pytest
 
 from tests.support.folders import PARITY, ROOT
-from zreal.worker import SHARE_OF_MEETING
 from zsim.cli.main import main
 from zsim.runs.launch import launched
 
@@ -116,18 +115,6 @@ def test_a_rank_that_the_system_kills_is_named_and_the_rest_is_kept(
     assert validated(TWO, launch="gather", folder=tmp_path) == 1
     assert "rank 1: expected every rank to finish" in capsys.readouterr().err
     assert written == {file: file.read_bytes() for file in own.glob("rank-*.json")} != {}
-
-
-@pytest.mark.slow  # as the next one, told by its error in place of its stack
-def test_a_module_that_one_rank_cannot_make_ends_all_of_them_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    more, begin = ("--module", f"{OWN}raising_on_rank_1"), time.monotonic()
-    assert validated(TWO, launch=SRUN, folder=tmp_path, more=more) == 1
-    log = (tmp_path / "fsdp2-mlp-2" / "launcher.log").read_text()
-    assert "rank 1: expected every rank to finish, found module " in capsys.readouterr().err
-    assert "found ValueError: no such checkpoint (" in log
-    assert time.monotonic() - begin < SHARE_OF_MEETING * 120
 
 
 def test_a_module_that_one_rank_never_makes_is_told_with_its_line(

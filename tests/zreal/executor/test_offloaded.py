@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import zsim
-from tests.support.cases.sampling import one_in
 from zreal.executor.drive_shards import DriveShards
 from zreal.executor.rank_optimizer import RankOptimizer
 from zsim.errors import BackendUnavailableError, ProgramError
@@ -101,28 +100,12 @@ def verdict(case: zsim.Scenario) -> Agreement:
     return comparison.agreement
 
 
-@pytest.mark.parametrize("case", one_in(2, [
+@pytest.mark.parametrize("case", [
     scenario("zero1", CPU, optimizer={"implementation": "foreach"}),
-    scenario("zero2", CPU, precision="bf16", accumulation=2, sync="last"),
-    scenario("zero3", CPU, optimizer={"implementation": "for-loop", "clip_norm": 0.5}),
-    scenario("zero3", BOTH, precision="bf16", accumulation=2),
     scenario("zero1", CPU, ranks=1),
-    scenario(
-        "zero3", BOTH, precision="bf16", accumulation=2, persistence_threshold=1000,
-        zero2_threshold=30_000,
-    ),
-    scenario("zero3", {**BOTH, "adam": "deepspeed", "pin_memory": False}, ranks=3),
-    scenario("zero2", CPU, frozen=("blocks.0.*",)),
     scenario("zero3", BOTH, precision="bf16", frozen=("blocks.0.*", "*.bias")),
-    scenario("zero3", {**DRIVES, "parameters": "nvme"}, frozen=("blocks.1.*",)),
-    scenario("zero1", DRIVES, precision="bf16", optimizer={"implementation": "foreach"}),
-    scenario("zero2", DRIVES, accumulation=2),
     scenario("zero3", {**DRIVES, "parameters": "cpu", "pipeline_read": True, "buffer_count": 8}),
-    scenario("zero3", {
-        "optimizer": "nvme", "parameters": "nvme", "pipeline_read": True, "pipeline_write": True,
-        "buffer_count": 12,
-    }, precision="bf16", accumulation=2),
-]), ids=lambda case: f"{case.strategy}-{case.world_size}")
+], ids=lambda case: f"{case.strategy}-{case.world_size}")
 def test_offloaded_ranks_do_what_their_program_says_and_train_as_one_process(
     case: zsim.Scenario
 ) -> None:

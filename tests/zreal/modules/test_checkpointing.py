@@ -7,8 +7,6 @@ import pytest
 
 from tests.support.agreement import inexact
 from tests.support.cases.sampling import one_in
-from zsim.runs.backend import RunOptions
-from zsim.runs.registry import find
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
@@ -60,15 +58,6 @@ activation_checkpointing = {{ {form} }}
 )
 def test_memory_under_checkpointing_is_exact(form: str, options: dict[str, object]) -> None:
     assert inexact(scenario(form, **options)) == []  # type: ignore[arg-type]
-
-
-@pytest.mark.gloo
-@pytest.mark.slow  # test_frozen_against_torch.py trains with it
-@pytest.mark.parametrize("strategy", ["fsdp2", "zero3", "ddp"])
-def test_training_is_the_same_with_and_without(strategy: str) -> None:
-    case = scenario(FULL, strategy=strategy)
-    ranks = find("gloo").run(case, options=RunOptions(all_ranks=True)).ranks
-    assert max(rank.numerics.largest_relative_difference for rank in ranks if rank.numerics) < 1e-2
 
 
 def test_recomputation_is_an_op_of_its_own_before_each_blocks_backward_and_stops_early() -> None:

@@ -3,7 +3,6 @@ simulator agrees with."""
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
 import subprocess
@@ -14,9 +13,7 @@ import pytest
 from tests.support.folders import ROOT
 from zreal.worker import LauncherError
 from zreal.worker import main as main_of_worker
-from zsim.cli.main import main
 from zsim.errors import ZsimError
-from zsim.runs import saved
 
 pytestmark = pytest.mark.gloo
 
@@ -31,31 +28,6 @@ def worker(*arguments: str, ranks: int) -> subprocess.CompletedProcess[str]:
     }
     command = [sys.executable, *launcher, "-m", "zreal.worker", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-
-
-@pytest.mark.slow  # test_examples.py starts torchrun, and its ranks agree
-def test_a_run_under_torchrun_agrees_with_the_simulator(tmp_path, capsys):
-    measured, predicted = tmp_path / "measured.json", tmp_path / "predicted.json"
-
-    done = worker(SCENARIO, "--save", str(measured), ranks=2)
-
-    assert done.returncode == 0, done.stderr
-    run = saved.load(measured)
-    assert (run.backend, run.interpreter, run.world_size, run.complete) == (
-        "gloo", "observer", 2, True,
-    )
-    assert [rank.rank for rank in run.ranks] == [0, 1]
-    assert run.step_time_ns == max(rank.step_time_ns for rank in run.ranks)
-    assert "timed" in run.provenance
-    assert main(["run", SCENARIO, "--save", str(predicted), "--all-ranks"]) == 0
-    capsys.readouterr()
-    assert main(["compare", str(predicted), str(measured), "--json"]) == 0
-    statuses = {
-        check["name"]: check["status"] for check in json.loads(capsys.readouterr().out)["checks"]
-    }
-    assert {
-        name: statuses[name] for name in ("collective order", "bytes", "numerics")
-    } == dict.fromkeys(("collective order", "bytes", "numerics"), "ok")
 
 
 @pytest.mark.slow
