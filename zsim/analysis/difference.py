@@ -55,6 +55,16 @@ class FigureChange:
             return ""
         return f"{self.head / self.base - 1:+.1%}"  # type: ignore[operator]
 
+    @property
+    def told(self) -> str:
+        """The change in words, as "1.3 % less"."""
+        share = self.share.replace("%", " %")
+        if share and self.change in ("less", "more"):
+            small = share[1:] == "0.0 %"
+            by = self.show(abs(self.head - self.base)) if small else share[1:]  # type: ignore[operator]
+            return f"{by} {self.change}"
+        return f"{self.change}, {share}" if share else self.change
+
     def to_dict(self) -> dict[str, Any]:
         """Both values with their bands, and the change, as plain data."""
         return {

@@ -61,7 +61,7 @@ class Draft:
         self._asked: dict[str, str] = {}
         self._without_model = "no config says it"
         if answers.model:
-            self.tables["model"] = _model_table(answers.model, answers.folder)
+            self.tables["model"] = model_table(answers.model, answers.folder)
         if answers.cluster:
             self.tables["cluster"] = _cluster_table(answers.cluster, answers.folder)
 
@@ -305,7 +305,7 @@ def _preset_of(model: str) -> str:
     return next((name for name in (model, llama(model), mpt(model)) if name in presets()), "")
 
 
-def _model_table(model: str, folder: Path) -> dict[str, Any]:
+def model_table(model: str, folder: Path) -> dict[str, Any]:
     """The `model` table of a preset's name, in any spelling, or of a file."""
     if known := _preset_of(model):
         return {"preset": known}

@@ -100,6 +100,8 @@ def test_a_module_of_the_users_own_is_imported_from_where_the_command_runs(
     assert "TwoLayers: 144 parameters in 2 units" in capsys.readouterr().out
     assert main(["trace", "mine_of_trace:fails", *arguments]) == 2
     assert "KeyError" in capsys.readouterr().err
+    assert main(["trace", "mine_of_trace:Nothing", *arguments]) == 2
+    assert capsys.readouterr().err.count("has no attribute 'Nothing'") == 1
     assert main(["trace", "mine_of_trace:NUMBER", *arguments]) == 2
     assert "expected a class or function without arguments, found int" in capsys.readouterr().err
 
@@ -124,6 +126,29 @@ def test_one_file_has_several_sizes_each_as_a_trace_of_its_own(tmp_path, monkeyp
     planned = plan_for(load("scenario.toml"), micro_batches=(1, 2, 4), global_batch=96)
     assert {option.scenario.batch.micro_batch for option in planned.options} == {1, 2}
     assert any("found 4 x 32; name it in --micro-batch" in reason for _, reason in planned.refused)
+
+
+def test_new_takes_a_traced_models_batch_and_asks_among_its_lengths(
+    tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("torch")
+    (tmp_path / "mine_of_new.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    asked = ["--input", "x=BxSx8:float32", "--micro-batch", "2,3", "--sequence-length"]
+    assert main(["trace", "mine_of_new:TwoLayers", *asked, "5,32", "-o", "two.json"]) == 0
+    assert main(["trace", "mine_of_new:TwoLayers", *asked, "5", "-o", "one.json"]) == 0
+    answers = iter(["two.json\n", "cpu-gloo\n", "2\n", "20\n", "32\n", "ddp\n"])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdin.readline", lambda: next(answers), raising=False)
+    assert main(["new", "-o", "a.toml"]) == 0
+    assert "Tokens of a sequence? Traced are 5, 32. [5]" in capsys.readouterr().err
+    batch = load("a.toml").batch
+    assert (batch.micro_batch, batch.sequence_length) == (2, 32)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    options = ["--cluster", "cpu-gloo", "--ranks", "2", "--strategy", "ddp"]
+    assert main(["new", "--model", "one.json", *options, "-o", "b.toml"]) == 0
+    assert load("b.toml").batch.sequence_length == 5
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

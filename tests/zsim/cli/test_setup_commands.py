@@ -68,6 +68,15 @@ def test_new_without_a_terminal_names_the_options(tmp_path, monkeypatch, capsys)
     assert "--cluster, --nodes, --sequence-length, --strategy" in capsys.readouterr().err
 
 
+def test_a_folder_that_is_made_for_a_result_is_told_before_the_work(tmp_path, capsys):
+    folder = tmp_path / "not" / "there"
+    out = str(folder / "mine.toml")
+    assert main([*NEW, "--strategy", "ddp", "-o", out]) == 0
+    assert f"note: -o: makes the folder {folder}, which is not there" in capsys.readouterr().err
+    assert main(["run", out, "--save", str(tmp_path / "run.json")]) == 0
+    assert "makes the folder" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("change", "said"), [
     (["--strategy", "fsdp9"], "zsim new: strategy.name: expected one of"),
     (["--strategy", "ddp", "--model", "gpt-tyni"], "did you mean gpt-tiny?"),

@@ -114,7 +114,8 @@ def _is_ours(file: str) -> bool:
 
 
 def _traceback(error: BaseException) -> str:
-    """The traceback from the first to the last frame that is not ours."""
+    """The traceback from the first to the last frame that is not ours; "" where it would say one
+    line alone, which the message has."""
     frames = traceback.extract_tb(error.__traceback__)
     while frames and _is_ours(frames[0].filename):
         del frames[0]
@@ -123,4 +124,5 @@ def _traceback(error: BaseException) -> str:
     told = [] if isinstance(error, TimeIsUp) else traceback.format_exception_only(error)
     head = ["Traceback (most recent call last):\n"] if frames else []
     text = "".join([*head, *traceback.format_list(frames), *told]).rstrip()
+    text = text if "\n" in text else ""
     return text if len(text) <= MOST_CHARS else f"…{text[-MOST_CHARS:]}"

@@ -15,7 +15,7 @@ from zsim.analysis.planner.option import Option, dominates
 from zsim.analysis.planner.search import searched
 from zsim.analysis.planner.space import PlanCase, Refused, cases, space_of
 from zsim.analysis.planner.table import Plan, Request
-from zsim.errors import ArgumentError, shown
+from zsim.errors import ArgumentError, ScenarioError, shown
 from zsim.io.arguments import described
 from zsim.runs import fault_support
 from zsim.scenario.scenario import Scenario
@@ -40,7 +40,7 @@ def plan_for(
     train on within `days` leave out what is slower; `price` is of one GPU for an hour, and what
     costs more than the `budget` is left out. `goal`: "fastest", "cheapest" (GPU hours) or
     "smallest" (GPUs). ArgumentError for sizes and goals that are none, and for faults but slow
-    links.
+    links; ScenarioError for keys to vary that no candidate can have.
     """
     require_scenario(scenario)
     fault_support.require_none(scenario, purpose="a plan of training")
@@ -52,6 +52,9 @@ def plan_for(
     told = list(cases(scenario, space))
     refused = [each for each in told if isinstance(each, Refused)]
     able = [each for each in told if isinstance(each, PlanCase)]
+    reasons = {each.reason.removeprefix("Scenario: ") for each in refused}
+    if vary and not able and len(reasons) == 1:
+        raise ScenarioError((f"vary: {reasons.pop()}",))
     options: list[Option] = []
     for each in searched(able, request):
         if isinstance(each, Refused):

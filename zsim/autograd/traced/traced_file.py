@@ -44,11 +44,20 @@ DERIVED: dict[type[Any], frozenset[str]] = {
 def load(path: str | Path, *, batch: Batch | None = None) -> TracedModel:
     """The traced model in the file `path`, of several the one of `batch`; TracedModelError, with
     the key, for anything else."""
+    return parse(_data(path), where=str(path), batch=batch)
+
+
+def load_all(path: str | Path) -> tuple[TracedModel, ...]:
+    """The traced model in the file `path`, once for each batch; TracedModelError as of `load`."""
+    return _models(_data(path), where=str(path))
+
+
+def _data(path: str | Path) -> bytes:
     try:
         if Path(path).is_fifo() or Path(path).is_char_device():  # which may never end
             raise OSError(EINVAL, "a pipe or a device")
         with Path(path).open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            return file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # a path may hold what no path can
         problem = error.strerror if isinstance(error, OSError) else "a path that cannot be one"
         missing = isinstance(error, FileNotFoundError)
@@ -57,7 +66,6 @@ def load(path: str | Path, *, batch: Batch | None = None) -> TracedModel:
             found="no such file" if missing else str(problem),
             remedy="`zsim trace mymodel:MyModel` makes one" if missing else "",
         ) from None
-    return parse(data, where=str(path), batch=batch)
 
 
 def parse(

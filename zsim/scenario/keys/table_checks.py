@@ -189,8 +189,9 @@ def strategy_of(table: object, problems: list[str]) -> Any:
     if not isinstance(name, str) or name not in STRATEGIES:
         actual = "nothing" if name is None else shown(name)
         hint = did_you_mean(name, list(STRATEGIES)) if isinstance(name, str) else ""
+        near = hint.partition("; known are")[0]
         problems.append(f"strategy.name: expected one of {', '.join(STRATEGIES)}, found "
-                        f"{actual}{hint}")
+                        f"{actual}{near}")
         return None
     elsewhere = STRATEGIES[name].elsewhere
     problems += [f"strategy.{key}: {elsewhere[key]}" for key in table if key in elsewhere]

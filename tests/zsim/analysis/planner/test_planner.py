@@ -244,6 +244,21 @@ def test_a_varied_key_without_values_is_told(
     assert "--vary: expected KEY=V1,V2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("key", "said"), [
+    ("strategy.tp", "zsim: vary: strategy.tp: tensor and pipeline parallelism are not modelled"),
+    ("strategy.lookaehad", "zsim: vary: strategy.lookaehad: unknown key; known are dp_shard,"),
+])
+def test_a_key_that_no_candidate_can_have_is_an_error_of_one_line(
+    key: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(SMALL.to_toml())
+    assert main(["plan", str(path), "--vary", f"{key}=1,2"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[-1].startswith(said)
+
+
 def test_a_budget_needs_tokens_and_a_price() -> None:
     with pytest.raises(zsim.ZsimError, match="budget: expected tokens and price as well"):
         zsim.plan_for(SMALL, budget=100)

@@ -9,7 +9,7 @@ from pathlib import Path
 from zsim import api
 from zsim.analysis.difference import FigureChange, ScenarioDiff, diff, titled
 from zsim.analysis.growth import parse_limits
-from zsim.cli import arguments, shared_options, terminal
+from zsim.cli import arguments, outputs, shared_options, terminal
 from zsim.cli.inputs import load_one
 from zsim.cli.reports import junit
 from zsim.io import files
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     taken = [Path(options.base), Path(options.head)]
     for name, option in ((options.markdown, "--markdown"), (options.junit, "--junit")):
         if name:
-            files.require(Path(name), option=option, apart_from=taken)
+            outputs.require(Path(name), option=option, apart_from=taken)
     base, head = load_one(options.base), load_one(options.head)
     with terminal.progress(f"{base.name} and {head.name}: simulated"):
         result = diff(api.simulate(base), api.simulate(head), limits=limits)
@@ -63,22 +63,21 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _say(result: ScenarioDiff) -> None:
-    terminal.say(f"{titled(result.base)} → {titled(result.head)}")
+    terminal.say_wrapped(f"{titled(result.base)} → {titled(result.head)}", hanging=2, most=80)
     say_figures(result.figures)
     for reason in result.broken:
         terminal.say_wrapped(f"  BROKEN {reason}", hanging=9)
 
 
 def say_figures(figures: Sequence[FigureChange]) -> None:
-    """A line for each figure that is the same, and two for each that is not."""
+    """A line for each figure that is the same, and two for each that is not, of 80 columns."""
     width = max(len(each.name) for each in figures)
     for each in figures:
-        change = f"{each.change} {each.share}".strip()
-        if each.change == "same":
-            terminal.say(f"  {each.name:{width}}  {each.text('base')}, the same")
-        else:
-            terminal.say(f"  {each.name:{width}}  {each.text('base')}")
-            terminal.say(f"  {'':{width}}  → {each.text('head')}: {change}")
+        same = ", the same" if each.change == "same" else ""
+        terminal.say(f"  {each.name:{width}}  {each.text('base')}{same}")
+        if not same:
+            terminal.say_wrapped(f"  {'':{width}}  → {each.text('head')}: {each.told}",
+                                 hanging=width + 6, most=80)
 
 
 def _write_junit(result: ScenarioDiff, path: Path) -> None:

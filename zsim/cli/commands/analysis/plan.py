@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from zsim.analysis.planner import GOALS, plan_for
-from zsim.cli import arguments, shared_options, terminal
+from zsim.cli import arguments, outputs, shared_options, terminal
 from zsim.cli.inputs import load_one
 from zsim.io import files
 
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     scenario = load_one(options.scenario)
     out = Path(options.out) if options.out else None
     if out:
-        files.require(out, option="-o", apart_from=[Path(options.scenario)])
+        outputs.require(out, option="-o", apart_from=[Path(options.scenario)])
     plan = plan_for(
         scenario, nodes=options.nodes, micro_batches=options.micro_batch,
         global_batch=options.global_batch, tokens=options.tokens, days=options.days,

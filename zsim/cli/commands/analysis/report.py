@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zsim import api
 from zsim import report as reporting
-from zsim.cli import arguments, shared_options, terminal
+from zsim.cli import arguments, outputs, shared_options, terminal
 from zsim.cli.inputs import UsageError, load_all
 from zsim.io import files
 from zsim.report import ReportSide
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     reporting.drawing_library()
     taken = [Path(name) for name in saved]
     taken += [Path(file) for scenario in scenarios for file in scenario.files]
-    files.require(out, option="-o", apart_from=[*taken, *map(Path, named)], kind="a page")
+    outputs.require(out, option="-o", apart_from=[*taken, *map(Path, named)], kind="a page")
     sides: list[ReportSide] = []
     for scenario in scenarios:
         with terminal.progress(f"{scenario.name}: simulated"):

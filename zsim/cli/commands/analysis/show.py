@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zsim.analysis import advice, assessed
-from zsim.cli import arguments, shared_options, terminal
+from zsim.cli import arguments, outputs, shared_options, terminal
 from zsim.cli.inputs import load_with_options, read, warned
 from zsim.cli.reports import memory_report, program_report
 from zsim.engine.simulate import LostLinkError
-from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.memory import fits, full_device, non_torch, waterfall
 from zsim.memory.allocator import reserved
@@ -60,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     nothing_fits = "" if helps is None else advice.none_fits(answer, helps)
     if options.snapshot:
         taken = read([options.scenario], scenario)
-        files.require(
+        outputs.require(
             Path(options.snapshot), option="--snapshot", apart_from=taken, kind="a snapshot"
         )
         from zsim.memory.allocator import snapshot  # start-up: few write one

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from zsim.analysis import sweep
 from zsim.analysis.sweep import plot
-from zsim.cli import arguments, shared_options, terminal
-from zsim.io import files
+from zsim.cli import arguments, outputs, shared_options, terminal
 from zsim.io.units import counted
 from zsim.ir.run import SCHEMA_VERSION
 
@@ -49,11 +48,11 @@ def run(options: argparse.Namespace) -> int:
     scenario, axes = sweep.read(options.file)
     out, name = Path(options.out) if options.out else None, Path(options.file).name
     if out:
-        files.require(out, option="-o", apart_from=[Path(options.file)])
+        outputs.require(out, option="-o", apart_from=[Path(options.file)])
     picture = Path(options.plot) if options.plot else None
     if picture:
         plot.require(picture)
-        files.require(picture, option="--plot", apart_from=[Path(options.file)])
+        outputs.require(picture, option="--plot", apart_from=[Path(options.file)])
     result = sweep.sweep(
         scenario, axes, on=options.on, workers=options.workers, out=out,
         say=terminal.telling(f"{name}: "),

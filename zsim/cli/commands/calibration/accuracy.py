@@ -14,11 +14,10 @@ from zsim.calibration.accuracy import Accuracy
 from zsim.calibration.data import measurements
 from zsim.calibration.records import MeasurementError, Skipped
 from zsim.calibration.row_predictions import Predicted
-from zsim.cli import arguments, shared_options
+from zsim.cli import arguments, outputs, shared_options
 from zsim.cli.terminal import progress, say, tell, write_json
 from zsim.cluster.cluster import load_cluster
 from zsim.errors import ZsimError
-from zsim.io import files
 from zsim.io.units import format_bytes
 
 EXAMPLE = "zsim accuracy tests/published"
@@ -70,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         return _explain(folder, options.explain, defaults, as_json=options.json)
     if options.plot:
         plot.require(Path(options.plot))
-        files.require(Path(options.plot), option="--plot", apart_from=folder.glob("*"))
+        outputs.require(Path(options.plot), option="--plot", apart_from=folder.glob("*"))
     with progress(f"accuracy of {folder}"):
         result = accuracy.accuracy(folder, say=tell, **defaults)
     if not result.rows:

@@ -17,7 +17,7 @@ from zsim.calibration.fitting.fit_collectives import FittedCurves
 from zsim.calibration.fitting.fit_steps import Fitted
 from zsim.calibration.fitting.write_cluster import GroupErrors
 from zsim.calibration.records import CalibrationError, Skipped
-from zsim.cli import arguments, shared_options
+from zsim.cli import arguments, outputs, shared_options
 from zsim.cli.commands.calibration import calibrate_here
 from zsim.cli.commands.calibration.accuracy import by_reason
 from zsim.cli.inputs import UsageError
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     if options.here:
         return calibrate_here.calibrate(options)
     if options.out:
-        files.require(
+        outputs.require(
             Path(options.out), option="--out", apart_from=map(Path, options.files),
             kind="a cluster's file",
         )

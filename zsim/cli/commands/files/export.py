@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from zsim.cli import arguments, shared_options, terminal
+from zsim.cli import arguments, outputs, shared_options, terminal
 from zsim.cli.inputs import UsageError, load_one
 from zsim.configs.front import export_config
 from zsim.configs.writing import EXPORTERS
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         name: Path(f"{options.out}.{name}" if name else options.out) for name in result.files
     } if options.out else {}
     for target in targets.values():
-        files.require(target, option="-o", apart_from=[Path(options.scenario)])
+        outputs.require(target, option="-o", apart_from=[Path(options.scenario)])
     for name, target in targets.items():
         files.write(target, result.files[name])
     if options.json:

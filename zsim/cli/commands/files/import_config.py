@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from zsim.cli import arguments, shared_options, terminal
+from zsim.cli import arguments, outputs, shared_options, terminal
 from zsim.cli.commands.files.answers import KEYS, add_answers, settings
 from zsim.cli.inputs import UsageError
 from zsim.configs.draft import Answers
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
 def _config(path: Path, options: argparse.Namespace, *, kind: str | None) -> int:
     out = Path(options.out) if options.out else None
     if out:
-        files.require(out, option="-o", apart_from=[path])
+        outputs.require(out, option="-o", apart_from=[path])
     answers = Answers(
         model=options.model, cluster=options.cluster, settings=settings(options),
         folder=out.parent if out else Path("."), dropped=options.drop,

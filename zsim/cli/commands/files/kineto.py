@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from zsim.cli import terminal
+from zsim.cli import outputs, terminal
 from zsim.cli.inputs import load_one
-from zsim.io import files
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import RankRun, RunRecord
@@ -26,7 +25,7 @@ def import_traces(options: argparse.Namespace) -> int:
     scenario = load_one(options.scenario) if options.scenario else None
     paths = [Path(file) for file in options.files]
     if options.save:
-        files.require(Path(options.save), option="--save", apart_from=paths, kind="a Run")
+        outputs.require(Path(options.save), option="--save", apart_from=paths, kind="a Run")
     name = scenario.name if scenario else paths[0].name.partition(".")[0]
     run = to_run([trace_file.read(path) for path in paths], name=name, scenario=scenario)
     if options.save:

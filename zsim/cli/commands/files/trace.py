@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import cast
 
 from zsim.autograd.traced import traced_file
-from zsim.cli import arguments, shared_options, terminal
+from zsim.cli import arguments, outputs, shared_options, terminal
 from zsim.cli.inputs import UsageError
-from zsim.io import files
 from zsim.io.units import counted
 from zsim.models.training_options import DTYPE_NAMES
 from zsim.runs import registry
@@ -60,7 +59,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """`zsim trace`: 0 where the model is written."""
     out = Path(options.out)
-    files.require(out, option="-o")
+    outputs.require(out, option="-o")
     if not options.inputs:
         raise UsageError(
             where="--input", expected="an input of forward, as 2x2048:int64", found="none"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from zsim import api
-from zsim.cli import arguments, shared_options, terminal
+from zsim.cli import arguments, outputs, shared_options, terminal
 from zsim.cli.commands.runs.kept_runs import (
     keeping_unended,
     note_no_trace,
@@ -27,7 +27,6 @@ from zsim.cli.inputs import UsageError, load_all, read, warned
 from zsim.cli.reports import run_report
 from zsim.engine.execution import Detail
 from zsim.errors import ZsimError
-from zsim.io import files
 from zsim.ir.run import RunRecord
 from zsim.runs import registry, saved, unended
 from zsim.runs.backend import Backend, Capabilities, RunOptions
@@ -177,7 +176,7 @@ def _require_results(
         taken = read(options.scenarios, scenario)
         for option, kind, path in (("--save", "a Run", target), ("--trace", "a trace", trace)):
             if path:
-                files.require(path, option=option, apart_from=taken, kind=kind)
+                outputs.require(path, option=option, apart_from=taken, kind=kind)
                 taken += (path,)
         if trace:
             chrome_trace.require(trace)

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from zsim import api
-from zsim.cli import arguments, shared_options, terminal
+from zsim.cli import arguments, outputs, shared_options, terminal
 from zsim.cli.commands.runs.kept_runs import (
     keeping_unended,
     note_no_trace,
@@ -27,7 +27,6 @@ from zsim.cli.commands.runs.several import (
 from zsim.cli.inputs import UsageError, load_all, read, warned
 from zsim.cli.reports import run_report
 from zsim.errors import ZsimError
-from zsim.io import files
 from zsim.runs import saved
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.runs.pictures import chrome_trace
@@ -101,16 +100,16 @@ def run(options: argparse.Namespace) -> int:
     require_spans(backend, capabilities, options)
     several = len(scenarios) > 1 or len(options.scenarios) > 1
     if options.junit:
-        files.require(Path(options.junit), option="--junit", kind="a report")
+        outputs.require(Path(options.junit), option="--junit", kind="a report")
     if options.trace:
         require_distinct(scenarios)
     for scenario in scenarios:
         taken = read(options.scenarios, scenario)
         for path in _sides(scenario, options):
-            files.require(path, option="--save", apart_from=taken, kind="a Run")
+            outputs.require(path, option="--save", apart_from=taken, kind="a Run")
         if options.trace:
             path = target_of(options.trace, scenario, several, ".trace.json.gz")
-            files.require(path, option="--trace", apart_from=taken, kind="a trace")
+            outputs.require(path, option="--trace", apart_from=taken, kind="a trace")
             chrome_trace.require(path)
     comparisons: list[Comparison] = []
     failures: list[Failure] = []

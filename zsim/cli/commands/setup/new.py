@@ -5,21 +5,26 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from zsim.cli import arguments, shared_options, terminal
+from zsim.cli import arguments, outputs, shared_options, terminal
 from zsim.cli.commands.files.answers import add_answers, settings
 from zsim.cli.inputs import UsageError
-from zsim.configs.draft import Answers, Draft
+from zsim.configs.draft import Answers, Draft, model_table
 from zsim.configs.notes import Notes
-from zsim.errors import ScenarioError
+from zsim.errors import ScenarioError, ZsimError
 from zsim.io import files
+from zsim.models.training_options import DTYPE_NAMES
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 
+if TYPE_CHECKING:
+    from zsim.autograd.traced.model import TracedModel
+
 EXAMPLE = "zsim new --model llama-3-8b --cluster dgx-h100 --nodes 2 -o mine.toml"
 QUESTIONS = {
-    "model": ("Model? A preset of `zsim list models`, or a config.json", "llama-3-8b"),
+    "model": ("Model? A preset of `zsim list models`, a config.json, or a traced model",
+              "llama-3-8b"),
     "cluster": ("Cluster? A preset of `zsim list clusters`, or a file", "dgx-h100"),
     "size": ("Nodes, or ranks of a CPU host?", "1"),
     "sequence_length": ("Tokens of a sequence?", "4096"),
@@ -28,8 +33,8 @@ QUESTIONS = {
 """Each question, and the answer that Enter gives."""
 KEYS = {
     "model": ("model",), "cluster": ("cluster.preset", "cluster.file", "--cluster"),
-    "size": ("cluster.nodes", "cluster.ranks"), "sequence_length": ("batch.sequence_length",),
-    "strategy": ("strategy.name",),
+    "size": ("cluster.nodes", "cluster.ranks"),
+    "sequence_length": ("batch.sequence_length", "model.traced"), "strategy": ("strategy.name",),
 }
 """Keys of problems with the answer to each question."""
 
@@ -55,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
             where="-o", expected="a new file", found=f"{out}, which is there already",
             remedy="name another",
         )
-    files.require(out, option="-o")
+    outputs.require(out, option="-o")
     answers = _answers(options, folder=out.parent)
     scenario = _scenario(answers, options, folder=out.parent)
     files.write(out, scenario.to_toml())
@@ -74,6 +79,8 @@ def _answers(options: argparse.Namespace, *, folder: Path) -> dict[str, str]:
         "size": options.ranks if options.nodes is None else options.nodes,
         "sequence_length": options.sequence_length, "strategy": options.strategy,
     }
+    if options.model and not options.sequence_length:
+        given["sequence_length"] = _only_length(options.model)
     missing = [name for name, value in given.items() if value is None]
     if missing and not sys.stdin.isatty():
         names = {"size": "--nodes"}
@@ -84,15 +91,48 @@ def _answers(options: argparse.Namespace, *, folder: Path) -> dict[str, str]:
     answers = {name: default for name, (_, default) in QUESTIONS.items()}
     answers |= {name: str(value) for name, value in given.items() if value is not None}
     for name in missing:
-        while True:
-            line = _asked(*QUESTIONS[name])
-            answers[name] = line.strip() or QUESTIONS[name][1]
+        question, default = _question(name, answers["model"])
+        while name != "sequence_length" or _only_length(answers["model"]) is None:
+            line = _asked(question, default)
+            answers[name] = line.strip() or default
+            if name == "model" and "sequence_length" in missing:
+                answers["sequence_length"] = _question("sequence_length", answers[name])[1]
             problems = _problems(name, answers, options, folder=folder) if line else []
             if not problems:
                 break
             for problem in problems:
                 terminal.note(problem)
     return answers
+
+
+def _question(name: str, model: str) -> tuple[str, str]:
+    """A question, and the answer that Enter gives."""
+    question, default = QUESTIONS[name]
+    if name == "sequence_length" and (traced := _lengths(model)):
+        return f"{question} Traced are {', '.join(map(str, traced))}.", str(traced[0])
+    return question, default
+
+
+def _traced(model: str) -> tuple[TracedModel, ...]:
+    """The traced model in the file `model`, once for each batch; none of another model."""
+    if "traced" not in model_table(model, Path()):
+        return ()
+    from zsim.autograd.traced import traced_file  # start-up: the schema of files takes 20 ms
+
+    try:
+        return traced_file.load_all(model)
+    except ZsimError:
+        return ()  # the scenario tells it
+
+
+def _lengths(model: str) -> list[int]:
+    return sorted({traced.batch.sequence_length for traced in _traced(model)})
+
+
+def _only_length(model: str) -> int | None:
+    """The one sequence length at which a model was traced; None where there is a choice."""
+    lengths = _lengths(model)
+    return lengths[0] if len(lengths) == 1 else None
 
 
 def _asked(question: str, default: str) -> str:
@@ -120,7 +160,10 @@ def _scenario(
     """The scenario of the answers; ScenarioError with every answer that does not do."""
     told: dict[str, Any] = {
         "batch.sequence_length": _whole(answers["sequence_length"]),
-        "batch.micro_batch": 1, "strategy.name": answers["strategy"],
+        "batch.micro_batch": min(
+            (traced.batch.micro_batch for traced in _traced(answers["model"])), default=1
+        ),
+        "strategy.name": answers["strategy"],
     } | settings(options)
     told.pop("cluster.ranks", None)
     told.pop("cluster.nodes", None)
@@ -132,7 +175,7 @@ def _scenario(
     on_gpus = cluster is not None and cluster.kind != "cpu"
     draft.put(f"cluster.{'nodes' if on_gpus else 'ranks'}", _whole(answers["size"]))
     if on_gpus:
-        draft.put("precision", {"parameters": "bf16", "reduce": "fp32"})
+        draft.put("precision", _precision(answers["model"]))
     axes = {"strategy.dp_replicate", "strategy.dp_shard"}
     if answers["strategy"] == "hsdp" and axes.isdisjoint(told):
         nodes = _whole(answers["size"]) if on_gpus else 1
@@ -144,6 +187,15 @@ def _scenario(
     except ScenarioError as error:
         lines = (line.replace("zsim new: as a scenario: ", "zsim new: ") for line in error.problems)
         raise ScenarioError(tuple(lines)) from None
+
+
+def _precision(model: str) -> dict[str, Any]:
+    """Dtypes on GPUs: bf16 with gradients reduced in fp32, or those of a trace."""
+    for traced in _traced(model)[:1]:
+        if traced.autocast != "none":
+            return {"autocast": DTYPE_NAMES[traced.autocast]}
+        return {"parameters": DTYPE_NAMES[traced.dtype], "reduce": "fp32"}
+    return {"parameters": "bf16", "reduce": "fp32"}
 
 
 def _whole(text: str) -> int | str:
