@@ -55,6 +55,10 @@ their curves, which are of other machines."""
 HOST = 0.3
 """Half-width of the host's time and of a trainer's pauses, which reach from 0.7 to 1 / 0.7 of it.
 Processors differ by that factor of two: gaps of 5 to 10 us a kernel."""
+HOST_STEP = 4.0
+"""Share by which the optimizer's step on the host of a GPU server may take longer. Published steps
+of 7B and 72B take five times what memory's bandwidth allows (ZenFlow's blog, DeepSpeed issue 6834).
+Those of ZeRO-Offload on a DGX-2 take 1.2 and 1.4 times that."""
 OVERLAP = 0.2
 """Share of hidden communication by which a step may take longer. Kernels lose a tenth to a third of
 it here. Measured are 18.9 % of all compute on average and 40 % at most (arXiv 2507.03114), however
@@ -121,6 +125,8 @@ class StepShares:
     """Addition by more nodes than constants were fitted to, as a share of the step."""
     issuing: float = 0.0
     """Share of the step: the host's own time to issue its ops."""
+    stepped: float = 0.0
+    """Share of the step: the optimizer's own on a GPU's host."""
     full: float = 0.0
     """Addition of a device that gives cached memory back in the step, or may have to, as a share of
     it."""
@@ -164,7 +170,8 @@ class StepShares:
         unroomed = StepShare(share=1.0, width=self.unroomed)
         low = hypot(self.compute.faster, shorter, self.host.faster, unroomed.faster)
         high = hypot(
-            self.compute.slower, longer, self.later, self.beside, self.full, unroomed.slower
+            self.compute.slower, longer, self.later, self.beside, self.full, unroomed.slower,
+            HOST_STEP * self.stepped,
         )
         return self._whole(low, high + self.growth)
 
@@ -239,6 +246,7 @@ def step_shares(
         hidden=hidden / step, spare=max(0, took["around"] - hidden) / step,
         growth=GROWTH * max(0.0, log2(costs.cluster.num_nodes / KNOWN_NODES)),
         issuing=0.0 if costs.execution.synchronous else took["issuing"] / step,
+        stepped=0.0 if costs.cluster.kind == "cpu" else took["stepped"] / step,
         full=FULL if program.room == "tight" else 0.0,
         unroomed=NO_ROOM if program.room == "none" else 0.0,
         least=max(
@@ -259,11 +267,16 @@ def _sums(
     kernels = [op for op in ops if op.kind in COMPUTE_KINDS and op.stream == "compute"]
     begin = min((times.starts[op.index] for op in moving), default=0)
     end = max((times.ends[op.index] for op in moving), default=0)
+    stepped = [
+        op for op in ops
+        if op.kind == "optimizer" and any(kernel.location == "host" for kernel in op.kernels)
+    ]
     around = [op for op in kernels if times.ends[op.index] > begin and times.starts[op.index] < end]
     alone, wide = _collectives(moving, program, rank, costs)
     return {
         "busy": _busy_ns(times, kernels), "both": _busy_ns(times, [*kernels, *moving]),
         "communication": _busy_ns(times, moving), "around": _busy_ns(times, around),
+        "stepped": _busy_ns(times, stepped),
         "issuing": sum(map(costs.issue_ns, ops)), "collectives": alone, "collectives, wide": wide,
         **{f"{BY}{key}": ns for key, ns in _times_by_constant(ops, costs).items()},
     }
