@@ -43,6 +43,7 @@ from zsim.runs import saved
 from zsim.runs.numerics_mode import NumericsMode
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
+from zsim.strategies import STRATEGIES
 
 RENDEZVOUS_S = 60.0
 """Seconds that ranks may take to meet, beyond the run's own timeout."""
@@ -109,7 +110,7 @@ def _require_version(scenario: Scenario) -> None:
     installed, partly = version_of(torch.__version__), IDLE_UNTIL_ALL_RAN
     if (
         installed in partly.versions
-        and scenario.strategy in partly.strategies
+        and STRATEGIES[scenario.strategy].library == partly.library
         and scenario.model.waits_for_idle
     ):
         raise BackendUnavailableError(
@@ -179,7 +180,8 @@ def c10d_backend(scenario: Scenario, device: Device) -> str:
     """
     if device == "cpu":
         return "gloo"
-    clips_on_host = getattr(scenario.options, "offload", False) and scenario.optimizer.clip_norm
+    offloads = STRATEGIES[scenario.strategy].offloads(scenario.options)
+    clips_on_host = offloads and scenario.optimizer.clip_norm
     return "cpu:gloo,cuda:nccl" if clips_on_host else "nccl"
 
 

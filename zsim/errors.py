@@ -81,6 +81,20 @@ class Caveat:
     widens: float = 0.0
 
 
+def key_of(problem: str) -> str:
+    """The key, or the place, that a problem begins with.
+
+    >>> key_of("batch.micro_batch: expected a whole number, found 1.5")
+    'batch.micro_batch'
+    """
+    return problem.partition(": ")[0]
+
+
+def complaint_of(problem: str) -> str:
+    """A problem without its key."""
+    return problem.partition(": ")[2]
+
+
 class ZsimError(Exception):
     """An error with the four things its reader needs; `exit_code` is what the command line returns
     for it."""
@@ -107,6 +121,15 @@ class ZsimError(Exception):
         text = f"expected {self.expected}, found {self.found}"
         return f"{text}; {self.remedy}" if self.remedy else text
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The error's lines."""
+        return tuple(str(self).splitlines())
+
+    def under(self, title: str) -> tuple[str, ...]:
+        """The lines without the `title` in front, for callers that say it themselves."""
+        return tuple(line.removeprefix(f"{title}: ") for line in self.lines)
+
 
 def _remade(kind: type[ZsimError], *arguments: object) -> ZsimError:
     return kind.__new__(kind, *arguments)
@@ -125,6 +148,11 @@ class ScenarioError(ZsimError):
 
     def __str__(self) -> str:
         return "\n".join(self.problems)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The problems, one a line."""
+        return self.problems
 
 
 class ArgumentError(ZsimError):

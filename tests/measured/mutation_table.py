@@ -38,7 +38,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "clusters": ("tests/zsim/cluster/test_cluster.py",),
     "allocator": ("tests/zsim/memory/allocator/test_caching_allocator.py",),
     "engine": (
-        "tests/zsim/engine/test_rank_schedule.py", "tests/zsim/engine/faults",
+        "tests/zsim/engine/test_rank_schedule.py", "tests/zsim/engine/test_faulty_steps.py",
         "tests/zsim/engine/test_simulate.py",
     ),
     "contention": ("tests/zsim/engine/contention",),
@@ -255,7 +255,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         UNSHARD, "fully_shard",
         ("            waits=(copy,),\n" '            group="dp_shard"',
          "            waits=(),\n" '            group="dp_shard"'),
-        ('group="dp_shard" if not group.resharded_to else f"dp_shard:{spread}"',
+        ('group="dp_shard" if not group.resharded_to else part_of("dp_shard", spread)',
          'group="dp_shard"'),
         ('part = group.totals["padded"] // spread', 'part = group.totals["numel"] // spread'),
         ('            nbytes=self.nbytes(group.totals["padded"], dtype),\n',

@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from zsim.autograd.traced.model import TracedModel
+from zsim.errors import key_of
 from zsim.ir.mesh import Mesh
 from zsim.models.called_modules import by_block
 from zsim.models.checkpointing import Checkpointing
@@ -228,7 +229,7 @@ def _could_keep(before: Scenario, after: Scenario, name: str, value: object) -> 
 def _refused(strategy: str, options: Any, mesh: Mesh, optimizer: Optimizer) -> set[str]:
     """The options that are refused on that mesh."""
     return {
-        problem.partition(":")[0].removeprefix("strategy.")
+        key_of(problem).removeprefix("strategy.")
         for problem in problems(strategy, options, mesh=mesh, optimizer=optimizer)
     }
 

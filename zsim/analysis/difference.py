@@ -99,19 +99,21 @@ class ScenarioDiff:
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """The reasons for which the second is not to be merged.
+        """The reasons for which the second is not to be merged, as text."""
+        return tuple(f"{name}: {reason}" for name, reason in self._broken())
 
-        They are a worse verdict on memory, figures that grow beyond their limits, and its own
-        expectations that do not hold."""
+    def _broken(self) -> Iterator[tuple[str, str]]:
+        """Names and reasons: a worse verdict on memory, broken expectations of the second, figures
+        that grow beyond their limits."""
         base, head = self.verdicts
-        reasons = [
-            f"{item.name}: expected {item.expected}, found {item.actual}"
-            for item in self.head.expectations if item.ok is False
-        ]
         if base in VERDICTS and head in VERDICTS and VERDICTS.index(head) > VERDICTS.index(base):
-            reasons.insert(0, f"memory verdict: {base} before, {head} now")
-        reasons += [f"{FIGURES[each.name].title}: {each}" for each in self.growths if each.is_over]
-        return tuple(reasons)
+            yield "memory verdict", f"{base} before, {head} now"
+        for item in self.head.expectations:
+            if item.ok is False:
+                yield item.name, f"expected {item.expected}, found {item.actual}"
+        for each in self.growths:
+            if each.is_over:
+                yield FIGURES[each.name].title, str(each)
 
     @property
     def growths(self) -> tuple[Growth, ...]:
@@ -128,9 +130,7 @@ class ScenarioDiff:
         names += [FIGURES[each.name].title for each in self.growths]
         names += [item.name for item in self.head.expectations]
         told = dict.fromkeys(names, "")
-        for reason in self.broken:
-            told[reason.partition(": ")[0]] = reason
-        return told
+        return told | {name: f"{name}: {reason}" for name, reason in self._broken()}
 
     @property
     def ok(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.configs.notes import Notes
-from zsim.errors import ScenarioError, ZsimError, shown
+from zsim.errors import ScenarioError, ZsimError, complaint_of, shown
 from zsim.models.families import FAMILIES, preset, presets
 from zsim.models.families.aliases import llama, mpt
 from zsim.scenario.keys.schema import ClusterTable
@@ -141,7 +141,7 @@ class Draft:
         try:
             return made_cluster(ClusterTable(**table), self.answers.folder)
         except ZsimError as error:
-            self.notes.problem("--cluster", str(error).partition(": ")[2])
+            self.notes.problem("--cluster", complaint_of(str(error)))
             self.notes.require_none()
         return None
 
@@ -189,8 +189,7 @@ class Draft:
         except ScenarioError as error:
             where = self.notes.where
             raise ScenarioError(tuple(
-                f"{where}: as a scenario: {problem.removeprefix(f'{name}: ')}"
-                for problem in error.problems
+                f"{where}: as a scenario: {problem}" for problem in error.under(name)
             )) from None
         return scenario
 

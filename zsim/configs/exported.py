@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from zsim.errors import ScenarioError
 from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
 
 ELSEWHERE = ("model", "cluster", "batch.sequence_length")
 """Keys that a script or a launcher has, and no config."""
@@ -83,10 +84,12 @@ def _keys(tables: Mapping[str, object], prefix: str = "") -> Iterable[str]:
             yield f"{prefix}{key}"
 
 
-def require_strategy(scenario: Scenario, kind: str, *able: str) -> None:
-    """ScenarioError where `kind` has no words for the scenario's strategy."""
-    if scenario.strategy not in able:
+def require_strategy(scenario: Scenario, config: str, kind: str = "") -> None:
+    """ScenarioError where a `config`, as people call its `kind`, has no words for the scenario's
+    strategy."""
+    if config not in STRATEGIES[scenario.strategy].configs:
+        able = sorted(name for name, each in STRATEGIES.items() if config in each.configs)
         raise ScenarioError((
-            f"{scenario.name}: strategy.name: expected one of {', '.join(able)}, which {kind} can "
-            f"say, found {scenario.strategy}",
+            f"{scenario.name}: strategy.name: expected one of {', '.join(able)}, which "
+            f"{kind or config} can say, found {scenario.strategy}",
         ))

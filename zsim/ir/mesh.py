@@ -11,6 +11,20 @@ AXES: tuple[str, ...] = ("dp_replicate", "dp_shard")
 RESERVED_AXES: tuple[str, ...] = ("tp", "pp")
 
 
+def part_of(axis: str, size: int) -> str:
+    """The name of the groups of `size` neighbours on an axis.
+
+    >>> part_of("dp_shard", 4), axis_of("dp_shard:4"), axis_of("dp_shard")
+    ('dp_shard:4', 'dp_shard', 'dp_shard')
+    """
+    return f"{axis}:{size}"
+
+
+def axis_of(group: str) -> str:
+    """The axis that a group, or a part of it, lies on; "world" for all ranks together."""
+    return group.partition(":")[0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
     """Sizes of the axes; the last axis varies fastest, as in torch's `init_device_mesh`. A 1-D mesh

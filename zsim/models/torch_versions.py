@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from zsim.models.training_options import Library
+
 TorchVersion = Literal["2.11", "2.12", "2.13"]
 SUPPORTED: tuple[TorchVersion, ...] = get_args(TorchVersion)
 NEWEST = SUPPORTED[-1]
@@ -15,30 +17,29 @@ NEWEST = SUPPORTED[-1]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Something that `versions` of torch do otherwise than NEWEST in `strategies`."""
+    """Something that `versions` of torch do otherwise than NEWEST in strategies of a `library`."""
 
     versions: tuple[TorchVersion, ...]
-    strategies: tuple[str, ...]
+    library: Library
     meaning: str
 
 
-FULLY_SHARD = ("fsdp2", "hsdp")
 INPUT_BESIDE_THE_NEXT = Difference(
-    versions=("2.12",), strategies=FULLY_SHARD,
+    versions=("2.12",), library="fully_shard",
     meaning="the input of a reduce-scatter lives until the next one's has been made",
 )
 INPUT_PAST_IDLE_UNITS = Difference(
-    versions=("2.11",), strategies=FULLY_SHARD,
+    versions=("2.11",), library="fully_shard",
     meaning="a unit without gradients leaves the input of the last reduce-scatter alone",
 )
 RESHARD_ALONE = Difference(
-    versions=("2.11",), strategies=FULLY_SHARD,
+    versions=("2.11",), library="fully_shard",
     meaning="a mesh is derived for an int reshard alone, and not for two axes",
 )
 DIFFERENCES = (INPUT_BESIDE_THE_NEXT, INPUT_PAST_IDLE_UNITS, RESHARD_ALONE)
 """Differences that Programs follow."""
 IDLE_UNTIL_ALL_RAN = Difference(
-    versions=("2.11", "2.12"), strategies=FULLY_SHARD,
+    versions=("2.11", "2.12"), library="fully_shard",
     meaning="a group of which only some modules run keeps its parameters unsharded",
 )
 """Real runs of such a scenario are refused with these versions."""
@@ -51,9 +52,9 @@ def version_of(text: str) -> TorchVersion:
     )
 
 
-def apart(left: TorchVersion, right: TorchVersion, *, strategy: str) -> tuple[Difference, ...]:
-    """Differences between two versions in `strategy`."""
+def apart(left: TorchVersion, right: TorchVersion, *, library: Library) -> tuple[Difference, ...]:
+    """Differences between two versions in strategies of the `library`."""
     return tuple(
         each for each in DIFFERENCES
-        if strategy in each.strategies and (left in each.versions) != (right in each.versions)
+        if library == each.library and (left in each.versions) != (right in each.versions)
     )

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Device = Literal["cpu", "cuda"]
+Library = Literal["ddp", "zero_redundancy", "fsdp1", "fully_shard", "deepspeed", "zsim"]
+"""Code that trains: torch's DistributedDataParallel, ZeroRedundancyOptimizer,
+FullyShardedDataParallel or fully_shard; DeepSpeed's engine; or zsim's own Program, executed."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPE_NBYTES: dict[str, int] = {
     "float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "uint8": 1, "int8": 1, "int32": 4,

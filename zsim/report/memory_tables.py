@@ -18,13 +18,12 @@ from zsim.report.timeline_tables import Table, Words
 from zsim.scenario.checks import refusals
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
-from zsim.strategies import STRATEGIES
+from zsim.strategies import STAGES, STRATEGIES
 
 MOST_POINTS = 6000
 MOST_MOMENTS = 1500
 MOST_PROGRAMS, MOST_RANKS = 4, 8
 """Rank programs and ranks that the table of holders has; the first of more."""
-STAGES = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 STATES = ("parameters", "gradients", "optimizer_states")
 HELD = (*STATES, "unsharded_parameters", "unsharded_gradients")
 TOTAL = "allocated"

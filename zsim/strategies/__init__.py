@@ -20,7 +20,9 @@ from zsim.models.training_options import Batch, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.strategies.strategy import Formula, OptionValue, Strategy
 
-__all__ = ["LADDER", "STRATEGIES", "Formula", "OptionValue", "Strategy", "problems", "wrapped"]
+__all__ = [
+    "LADDER", "STAGES", "STRATEGIES", "Formula", "OptionValue", "Strategy", "problems", "wrapped",
+]
 
 
 STRATEGIES: Mapping[str, Strategy] = Loaded({
@@ -31,6 +33,8 @@ STRATEGIES: Mapping[str, Strategy] = Loaded({
 })
 LADDER = ("ddp", "zero1", "zero2", "hsdp", "fsdp2", "zero3")
 """The strategies that `zsim fit` compares with a scenario's own, from what shards least."""
+STAGES = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
+"""The strategies that a report compares by what they hold: the stages of ZeRO."""
 
 
 def problems(

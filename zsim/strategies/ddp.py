@@ -189,6 +189,7 @@ def forward_backward(model: ReplicatedModel, *, first: bool) -> ReplicatedStep:
 
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate",), formula=Formula("ddp"),
+    library="ddp", configs=("accelerate", "deepspeed", "torchtitan"),
     model_problems=model_problems, shards_more="zero1", bucket_cap="bucket_cap_mb",
     saves="parameters",
     saves_memory=(OptionValue("gradient_as_bucket_view", True),),

@@ -55,6 +55,7 @@ def num_groups(options: Options, model: ModelSpec) -> int:
 
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_shard",), formula=Formula("zero2"),
+    library="deepspeed", configs=("deepspeed",), wraps_optimizer=True,
     problems=engine_options.problems, model_problems=engine_options.model_problems,
     steps_two_bytes=False, masters_of_cast=True, hooks=True, syncs=("every",), sums_losses=False,
     elsewhere=config_keys.OF_REPLICAS, num_distinct_ranks=num_distinct_ranks,

@@ -287,8 +287,9 @@ FREED = OptionValue("sharding", "full", "blocks freed after forward")
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"),
     formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
-    steps_two_bytes=False,
-    num_distinct_ranks=num_distinct_ranks, nests="units", differentiates=viewed,
+    library="fsdp1", configs=("accelerate",), steps_two_bytes=False,
+    num_distinct_ranks=num_distinct_ranks, nests="units",
+    differentiates=viewed,
     unit_hooks="fsdp1_views", problems=problems, model_problems=model_problems,
     over_all_ranks="fsdp1", saves_memory=(FREED,), frees_after_forward=(FREED,),
     keeps_gathered=(OptionValue("sharding", "grad_op"),),

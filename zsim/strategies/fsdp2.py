@@ -48,6 +48,9 @@ from zsim.strategies.fully_shard.param_group import (
 )
 from zsim.strategies.strategy import Formula, OptionValue, Strategy
 
+AllReduceAfter = Literal["every", "last"]
+"""The micro-batches after which gradients are reduced over replicas too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -66,6 +69,11 @@ class Options:
     forward_prefetch: int = 0
     backward_prefetch: int = 0
     offload: bool = False
+
+    @property
+    def all_reduce_after(self) -> AllReduceAfter:
+        """The micro-batches that are reduced over replicas, where there are any."""
+        return "every"
 
     def __post_init__(self) -> None:
         # to one rank is not at all, as torch has it; and Python's 1 equals True, which is all ranks
@@ -136,15 +144,9 @@ def _recomputed_early(model: ModelSpec, block: str, options: Options) -> list[st
     return early if gathered or len(early) > 1 else []
 
 
-AllReduceAfter = Literal["every", "last"]
-"""The micro-batches after which gradients are reduced over replicas too."""
-
-
-def plan(
-    training: Training, *, mesh: Mesh, options: Options, all_reduce: AllReduceAfter = "every"
-) -> Program:
+def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of every rank; ranks whose shards are alike share one."""
-    passes = RankIndependentPasses.of(training, mesh=mesh, options=options, all_reduce=all_reduce)
+    passes = RankIndependentPasses.of(training, mesh=mesh, options=options)
     both = (passes.first, passes.steady)
     ranks: list[RankProgram] = []
     assignment: list[int] = []
@@ -215,9 +217,7 @@ class RankIndependentPasses:
     steady: FullyShardStep
 
     @classmethod
-    def of(
-        cls, training: Training, *, mesh: Mesh, options: Options, all_reduce: AllReduceAfter
-    ) -> RankIndependentPasses:
+    def of(cls, training: Training, *, mesh: Mesh, options: Options) -> RankIndependentPasses:
         """Construction, and forward and backward of the first step and of later ones, which may
         find unsharded parameters that the first has left."""
         groups = sharded_groups(training.model, num_shards=mesh.dp_shard)
@@ -232,7 +232,7 @@ class RankIndependentPasses:
 
         def passes() -> FullyShardStep:
             step = FullyShardStep.new(training, groups, mesh=mesh, offload=options.offload)
-            _run_micro_batches(step, groups, resharding, all_reduce=all_reduce)
+            _run_micro_batches(step, groups, resharding, all_reduce=options.all_reduce_after)
             return step
 
         first = passes()
@@ -280,9 +280,12 @@ FREED = OptionValue("reshard_after_forward", True)
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_shard",),
     formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
+    library="fully_shard", configs=("accelerate", "fully_shard", "torchtitan"),
     dtensors=True, saves="parameters",
-    num_distinct_ranks=num_distinct_ranks, nests="units", unit_hooks="fully_shard",
-    problems=problems, model_problems=model_problems, offloads=offloads,
+    num_distinct_ranks=num_distinct_ranks, nests="units",
+    unit_hooks="fully_shard",
+    problems=problems, model_problems=model_problems,
+    offload_option="offload", offloads=offloads,
     saves_memory=(
         FREED, OptionValue("offload", True, "states and the optimizer's step go to the host")
     ),

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zsim.ir.mesh import Mesh
-from zsim.ir.program import Program
 from zsim.strategies import fsdp2
-from zsim.strategies.building.training import Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +19,13 @@ class Options(fsdp2.Options):
 
     all_reduce: fsdp2.AllReduceAfter = "every"
 
-
-def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
-    """The Program of every rank, as fsdp2 plans it."""
-    return fsdp2.plan(training, mesh=mesh, options=options, all_reduce=options.all_reduce)
+    @property
+    def all_reduce_after(self) -> fsdp2.AllReduceAfter:
+        """The micro-batches that are reduced over replicas."""
+        return self.all_reduce
 
 
 STRATEGY = replace(
-    fsdp2.STRATEGY, plan=plan, options=Options, axes=("dp_replicate", "dp_shard"),
+    fsdp2.STRATEGY, options=Options, axes=("dp_replicate", "dp_shard"), asks_replicas=True,
     over_all_ranks="fsdp2", keeps_gathered=(),  # over replicas, to shard less comes first
 )

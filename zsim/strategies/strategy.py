@@ -10,7 +10,7 @@ from zsim.autograd.lowered import UnitHooks
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.models.spec import ModelSpec, ParamGroup
-from zsim.models.training_options import Precision
+from zsim.models.training_options import Library, Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,11 @@ class Formula:
 
     stage: Literal["ddp", "zero1", "zero2", "zero3"]
     keeps: Literal["master copy", "no master copy", "float32 shards"] = "master copy"
+
+    @property
+    def number(self) -> int:
+        """The stage as DeepSpeed counts it, 0 where nothing is sharded."""
+        return 0 if self.stage == "ddp" else int(self.stage[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +85,16 @@ class Strategy:
     """`plan(training, mesh=…, options=…)`, the class of its options, and the mesh axes it uses,
     outermost first: the last one shards.
 
-    Each strategy's file ends with its own entry. Nothing outside this package asks for a strategy
-    by name, or for an option that not all strategies have.
+    Each strategy's file ends with its own entry. Code outside this package asks for these facts,
+    and not for a name; a law or a page may compare strategies that it names.
     """
 
     plan: Callable[..., Program]
     options: type[Any]
     axes: tuple[str, ...]
     formula: Formula
+    library: Library
+    """The code that trains by it in a real run."""
     problems: Callable[..., Iterator[str]] = _none
     """`problems(options, mesh, optimizer)`: refusals, one line each, the scenario's key first."""
     model_problems: Callable[..., Iterator[str]] = _none
@@ -126,10 +133,6 @@ class Strategy:
     hooks: bool = False
     """Python hooks of modules issue the collectives, as FSDP's do. They take the host time, and on
     a CPU they wait for each collective."""
-    is_own: bool = False
-    """torch has no such strategy, and the executor carries it out. It adds gradients into buffers
-    of its own, which may be float32 (`execution.accumulation`). On a CPU the host waits for each of
-    its collectives."""
     dtensors: bool = False
     """The optimizer steps DTensors, each of which takes the host a dispatch of its own."""
     num_distinct_ranks: Callable[[ModelSpec, Mesh], int] = _all_alike
@@ -140,8 +143,18 @@ class Strategy:
     """The states that it can offload by the scenario's table `offload`."""
     pinned: Callable[..., int] = _nothing_pinned
     """`pinned(offload, options, model, mesh, precision)`: bytes of a rank's pinned host memory."""
+    offload_option: str = ""
+    """Name of an option that moves all sharded states to the host, "" for none."""
     offloads: Callable[[Any], bool] = _never
     """Sharded parameters, gradients and optimizer states lie in host memory with these options."""
+
+    wraps_optimizer: bool = False
+    """True where an optimizer of the library's own wraps the scenario's."""
+
+    # -- other tools
+
+    configs: tuple[Literal["accelerate", "deepspeed", "fully_shard", "torchtitan"], ...] = ()
+    """Configs that `zsim export` writes of its scenarios."""
 
     # -- checkpoints
 
@@ -172,6 +185,8 @@ class Strategy:
     """Options to try with which units stay gathered from forward to backward."""
     frees_after_forward: tuple[OptionValue, ...] = ()
     """Options that free all blocks in between, the one that frees most first."""
+    asks_replicas: bool = False
+    """A scenario has to say how many replicas there are."""
     for_left_out: tuple[OptionValue, ...] = ()
     """Options that it needs for a model with parts that forward leaves out."""
     gathers_earlier: tuple[OptionValue, ...] = ()
@@ -185,6 +200,15 @@ class Strategy:
         """True where units cast what they gather, and inputs: parameters are kept in another
         dtype."""
         return self.casts_input and precision.stepped != precision.parameters
+
+    @property
+    def is_own(self) -> bool:
+        """True where neither torch nor DeepSpeed has it, and the executor carries it out.
+
+        It adds gradients into buffers of its own, which may be float32 (`execution.accumulation`).
+        On a CPU the host waits for each of its collectives.
+        """
+        return self.library == "zsim"
 
     @property
     def leaves(self) -> bool:

@@ -132,7 +132,8 @@ def finish(step: FlatBufferStep, *, first: bool) -> None:
 
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero1"),
-    nests="buffers", is_own=True, offloadable=("optimizer",),
+    library="zsim", configs=("deepspeed",), nests="buffers",
+    offloadable=("optimizer",),
     pinned=host_buffers.pinned,
     saves="buffers", flat_buffers=saved_buffers,
     num_groups=num_groups, shards_more="zero2", over_all_ranks="zero1",

@@ -63,7 +63,8 @@ def _step(model: FlatModel, *, first: bool) -> StepBuilder:
 
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero2"),
-    nests="buffers", is_own=True, offloadable=("optimizer",),
+    library="zsim", configs=("deepspeed",), nests="buffers",
+    offloadable=("optimizer",),
     pinned=host_buffers.pinned,
     saves="buffers", flat_buffers=saved_buffers,
     num_groups=num_groups, shards_more="zero3", over_all_ranks="zero2",

@@ -175,7 +175,8 @@ def num_whole(options: Options, model: ModelSpec) -> int:
 
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"), formula=Formula("zero3"),
-    nests="buffers", is_own=True, offloadable=("optimizer", "parameters"),
+    library="zsim", configs=("deepspeed",), nests="buffers",
+    offloadable=("optimizer", "parameters"),
     pinned=host_buffers.pinned,
     saves="buffers", flat_buffers=saved_buffers, num_whole=num_whole,
     num_groups=num_groups, problems=problems, over_all_ranks="zero3",

@@ -110,5 +110,6 @@ def _broadcast(
 
 STRATEGY = replace(
     ddp.STRATEGY, plan=plan, formula=Formula("zero1", keeps="no master copy"), saves="",
+    library="zero_redundancy", configs=(), wraps_optimizer=True,
     num_distinct_ranks=num_distinct_ranks, shards_more="zero2",
 )

@@ -166,7 +166,8 @@ def test_units_that_a_kind_makes_otherwise_are_told(kind):
 
 
 @pytest.mark.parametrize(("kind", "able"), [
-    ("deepspeed", "ddp, zero1"), ("torchtitan", "ddp, fsdp2, hsdp"), ("accelerate", "ddp, fsdp1"),
+    ("deepspeed", "ddp, deepspeed1"), ("torchtitan", "ddp, fsdp2, hsdp"),
+    ("accelerate", "ddp, fsdp1"),
     ("fully_shard", "fsdp2, hsdp"),
 ])
 def test_a_strategy_that_a_tool_does_not_have_is_refused(kind, able):

@@ -28,6 +28,7 @@ from zreal.observer.subjects import Subject
 from zsim.errors import BackendUnavailableError
 from zsim.models.training_options import DTYPE_NAMES
 from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
 from zsim.strategies.deepspeed_engine.options import VERSION
 
 STAGES = {"deepspeed1": 1, "deepspeed2": 2, "deepspeed3": 3}
@@ -134,7 +135,8 @@ def _inner(deepspeed: Any, scenario: Scenario, model: Model) -> torch.optim.Opti
 def require_kernels(scenario: Scenario, *, device_type: str) -> None:
     """BackendUnavailableError where the scenario needs kernels that DeepSpeed has for GPUs alone,
     or cannot compile."""
-    if device_type == "cpu" and getattr(scenario.options, "zero_quantized_weights", False):
+    shards = STRATEGIES[scenario.strategy].formula.number == 3
+    if device_type == "cpu" and shards and scenario.options.zero_quantized_weights:
         raise BackendUnavailableError(
             where="strategy.zero_quantized_weights", expected="a GPU, for DeepSpeed's own kernels",
             found="a CPU", remedy="leave it out, or use the backend sim",

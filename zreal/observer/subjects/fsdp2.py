@@ -40,7 +40,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Sub
         if unit.fqn in wrapped and unit.fqn not in unused
     ]
     _set_prefetch(used, forward=options.forward_prefetch, backward=options.backward_prefetch)
-    over_replicas = getattr(options, "all_reduce", "every")
+    over_replicas = options.all_reduce_after
 
     @contextmanager
     def micro_batch(last: bool) -> Iterator[None]:

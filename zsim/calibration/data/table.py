@@ -206,7 +206,7 @@ class _Row:
         try:
             return _scenario(tuple(table.items()), str(self.folder) if self.folder else "")
         except ScenarioError as error:
-            self.problems += [problem.removeprefix("row: ") for problem in error.problems]
+            self.problems += error.under("row")
         return None
 
     def collective(self) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from zsim.configs.exported import Exported, Said, require_strategy
 from zsim.models.training_options import DTYPE_NAMES
 from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
 
 SHARDINGS = {
     ("full", False): "FULL_SHARD", ("grad_op", False): "SHARD_GRAD_OP",
@@ -20,33 +21,34 @@ PREFETCHES = {"pre": "BACKWARD_PRE", "post": "BACKWARD_POST", "none": "NO_PREFET
 
 def write(scenario: Scenario) -> Exported:
     """The YAML; ScenarioError for a strategy that accelerate starts by another file."""
-    require_strategy(scenario, "accelerate", "ddp", "fsdp1", "fsdp2", "hsdp")
-    said = Said(scenario)
+    require_strategy(scenario, "accelerate")
+    said, strategy = Said(scenario), STRATEGIES[scenario.strategy]
+    shards = strategy.formula.stage != "ddp"
     said.say("strategy.name", "cluster.nodes", "cluster.ranks")
     nodes = -(-scenario.world_size // scenario.cluster.devices_per_node)
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "MULTI_GPU" if scenario.strategy == "ddp" else "FSDP",
+        "distributed_type": "FSDP" if shards else "MULTI_GPU",
         "mixed_precision": _precision(scenario, said),
         "num_machines": nodes, "machine_rank": 0, "num_processes": scenario.world_size,
         "main_training_function": "main",
     }
-    if scenario.strategy != "ddp":
+    if shards:
         config["fsdp_config"] = _plugin(scenario, said)
-    if scenario.strategy == "hsdp":
+    if strategy.asks_replicas:
         config["parallelism_config"] = {
             "parallelism_config_dp_replicate_size": scenario.mesh.dp_replicate,
             "parallelism_config_dp_shard_size": scenario.mesh.dp_shard,
         }
         said.say("strategy.dp_replicate", "strategy.dp_shard")
-    if scenario.strategy == "ddp" or scenario.mesh.dp_shard == scenario.world_size:
+    if not shards or scenario.mesh.dp_shard == scenario.world_size:
         said.say("strategy.dp_shard", "strategy.dp_replicate")
     return Exported(kind="accelerate", files={"": yaml_text(config)}, unsaid=said.unsaid())
 
 
 def _precision(scenario: Scenario, said: Said) -> str:
     precision = scenario.precision
-    if scenario.strategy == "ddp":
+    if STRATEGIES[scenario.strategy].formula.stage == "ddp":
         said.say("precision.autocast")
         name = DTYPE_NAMES[precision.autocast]
     else:
@@ -61,7 +63,7 @@ def _precision(scenario: Scenario, said: Said) -> str:
 
 def _plugin(scenario: Scenario, said: Said) -> dict[str, Any]:
     """The options of FSDP 1 or 2, with units and checkpointing."""
-    options, first = scenario.options, scenario.strategy == "fsdp1"
+    options, first = scenario.options, STRATEGIES[scenario.strategy].library == "fsdp1"
     plugin: dict[str, Any] = {"fsdp_version": 1 if first else 2}
     if first:
         hybrid = scenario.mesh.dp_replicate > 1

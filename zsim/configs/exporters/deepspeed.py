@@ -12,19 +12,16 @@ from typing import Any
 from zsim.configs.exported import Exported, Said, require_strategy
 from zsim.models.training_options import DTYPE_NAMES
 from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
 
-STAGES = {
-    "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3,
-    "deepspeed1": 1, "deepspeed2": 2, "deepspeed3": 3,
-}
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
 
 
 def write(scenario: Scenario) -> Exported:
     """The ds_config; ScenarioError for a strategy that DeepSpeed does not have."""
-    require_strategy(scenario, "a ds_config", *STAGES)
-    said = Said(scenario)
-    own = scenario.strategy.startswith("deepspeed")
+    require_strategy(scenario, "deepspeed", "a ds_config")
+    said, strategy = Said(scenario), STRATEGIES[scenario.strategy]
+    own = strategy.library == "deepspeed"
     batch, optimizer = scenario.batch, scenario.optimizer
     config: dict[str, Any] = {
         "train_batch_size": batch.micro_batch * batch.accumulation * scenario.world_size,
@@ -33,7 +30,7 @@ def write(scenario: Scenario) -> Exported:
         "gradient_clipping": optimizer.clip_norm,
     }
     said.say("batch.micro_batch", "batch.accumulation", "optimizer.clip_norm", "strategy.name")
-    zero: dict[str, Any] = {"stage": STAGES[scenario.strategy]}
+    zero: dict[str, Any] = {"stage": strategy.formula.number}
     if own:
         options = asdict(scenario.options)
         check = options.pop("check_grad_overflow", True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from zsim.configs.exported import Exported, Said, require_strategy
 from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
 
 HEAD = '''\
 """{title}
@@ -54,7 +55,7 @@ OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
 
 def write(scenario: Scenario) -> Exported:
     """The Python module; ScenarioError for a strategy that is not fully_shard's."""
-    require_strategy(scenario, "fully_shard", "fsdp2", "hsdp")
+    require_strategy(scenario, "fully_shard")
     said = Said(scenario)
     said.say("strategy", "precision.parameters", "precision.reduce", "precision.master", "wrapping",
              "batch.accumulation", "optimizer", "execution.compile", "cluster.nodes",
@@ -96,8 +97,7 @@ def _parallelize(scenario: Scenario, said: Said) -> Iterator[str]:
         said.say("activation_checkpointing")
     elif checkpointing.mode == "selective":
         said.but("activation_checkpointing", "wrap the blocks in torch's selective checkpointing")
-    axes = [("dp_replicate", mesh.dp_replicate)] if scenario.strategy == "hsdp" else []
-    axes.append(("dp_shard", mesh.dp_shard))
+    axes = [(axis, mesh.size(axis)) for axis in STRATEGIES[scenario.strategy].axes]
     names = ", ".join(f'"{name}"' for name, _ in axes)
     sizes = ", ".join(str(size) for _, size in axes)
     yield f"mesh = init_device_mesh(device, ({sizes},), mesh_dim_names=({names},))"
@@ -165,7 +165,7 @@ def _step(scenario: Scenario) -> str:
     sync = ""
     if scenario.batch.accumulation > 1 and scenario.sync == "last":
         sync += "        model.set_requires_gradient_sync(index == ACCUMULATION - 1)\n"
-    if getattr(scenario.options, "all_reduce", "every") == "last":
+    if scenario.options.all_reduce_after == "last":
         sync += "        model.set_requires_all_reduce(index == ACCUMULATION - 1)\n"
     clip = ""
     if optimizer.clip_norm:

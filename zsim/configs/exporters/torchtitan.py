@@ -8,13 +8,14 @@ from zsim.configs.exported import Exported, Said, require_strategy
 from zsim.models.families.aliases import LLAMAS
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.tables import in_line
+from zsim.strategies import STRATEGIES
 
 RESHARDS = {"auto": "default", True: "always", False: "never"}
 
 
 def write(scenario: Scenario) -> Exported:
     """The TOML; ScenarioError for a strategy that torchtitan does not have."""
-    require_strategy(scenario, "torchtitan", "ddp", "fsdp2", "hsdp")
+    require_strategy(scenario, "torchtitan")
     said = Said(scenario)
     tables = {
         "model": _model(scenario, said), "training": _training(scenario, said),
@@ -29,7 +30,7 @@ def write(scenario: Scenario) -> Exported:
         "compile": {"enable": scenario.execution.compile},
     }
     said.say("optimizer", "execution.compile")
-    if scenario.strategy != "ddp":
+    if STRATEGIES[scenario.strategy].library == "fully_shard":
         said.say_ends_apart("torchtitan")
     if scenario.optimizer.name == "sgd":
         said.but("optimizer.name", "torchtitan has Adam and AdamW")
@@ -52,7 +53,7 @@ def _model(scenario: Scenario, said: Said) -> dict[str, Any]:
 
 def _training(scenario: Scenario, said: Said) -> dict[str, Any]:
     batch, precision = scenario.batch, scenario.precision
-    sharded = scenario.strategy != "ddp"
+    sharded = STRATEGIES[scenario.strategy].library == "fully_shard"
     said.say("batch.micro_batch", "batch.accumulation", "batch.sequence_length",
              "optimizer.clip_norm", "precision.master")
     said.say(*(("precision.parameters", "precision.reduce") if sharded
@@ -67,7 +68,7 @@ def _training(scenario: Scenario, said: Said) -> dict[str, Any]:
         "dtype": precision.stepped, "mixed_precision_param": compute,
         "mixed_precision_reduce": precision.reduce if sharded else "float32",
     }
-    if getattr(scenario.options, "offload", False):
+    if STRATEGIES[scenario.strategy].offloads(scenario.options):
         table["enable_cpu_offload"] = True
     said.say("strategy.offload")
     return table
@@ -80,9 +81,9 @@ def _parallelism(scenario: Scenario, said: Said) -> dict[str, Any]:
         "data_parallel_shard_degree": mesh.dp_shard,
     }
     said.say("strategy.name", "strategy.dp_replicate", "strategy.dp_shard")
-    reshard = getattr(scenario.options, "reshard_after_forward", None)
-    if reshard in (True, False, "auto"):
-        table["fsdp_reshard_after_forward"] = RESHARDS[reshard]
+    sharded = STRATEGIES[scenario.strategy].library == "fully_shard"
+    if sharded and scenario.options.reshard_after_forward in RESHARDS:
+        table["fsdp_reshard_after_forward"] = RESHARDS[scenario.options.reshard_after_forward]
         said.say("strategy.reshard_after_forward")
     return table
 

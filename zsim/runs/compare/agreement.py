@@ -24,9 +24,6 @@ OPTIONAL: tuple[Aspect, ...] = ("numerics",)
 FAULTS = "faults"
 """The check that is made where a Run had faults; nothing then agrees."""
 
-PREFIX = "unsupported: "
-"""The words with which the detail of a check begins that could not be made."""
-
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
@@ -49,9 +46,9 @@ class Agreement:
     @property
     def unchecked(self) -> dict[Aspect, str]:
         """The reason for each aspect that was not checked."""
-        reasons = {item.name: item.detail for item in self.checks}
+        reasons = {item.name: item.reason for item in self.checks}
         return {
-            aspect: reasons.get(DECIDES[aspect], "no such check was made").removeprefix(PREFIX)
+            aspect: reasons.get(DECIDES[aspect], "no such check was made")
             for aspect in ASPECTS
             if aspect not in self.checked
         }

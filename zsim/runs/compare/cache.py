@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zsim.ir.run import CacheRecord, RankRun, RunRecord
-from zsim.runs.compare.check import Check
+from zsim.runs.compare.check import Check, unsupported
 
 ALLOCATED, RESERVED = "allocated memory, CUDA", "reserved memory, CUDA"
 MORE_RESERVED = 0.03
@@ -39,9 +39,9 @@ def compare_caches(
     caches = [(left, right, right.cache) for left, right in ranks if right.cache is not None]
     if blind or not caches:
         if caches or _on_cuda(measured):
-            detail = blind or "unsupported: the measured Run has no statistics of CUDA's allocator"
+            reason = blind or "the measured Run has no statistics of CUDA's allocator"
             for name in (ALLOCATED, RESERVED):
-                yield Check(name=name, status="unsupported", detail=detail)
+                yield unsupported(name, reason)
         return
     yield _allocated([each for each in caches if "steady" in each[0].phases])
     yield _reserved([(left, right, cache) for left, right, cache in caches if left.cache])
@@ -61,8 +61,7 @@ def _allocated(caches: Sequence[tuple[RankRun, RankRun, CacheRecord]]) -> Check:
              right.rank, cache)
         )
     if not growths:
-        detail = "unsupported: the predicted Run has no steady step"
-        return Check(name=ALLOCATED, status="unsupported", detail=detail)
+        return unsupported(ALLOCATED, "the predicted Run has no steady step")
     wanted, taken, rank, cache = max(growths, key=lambda each: (abs(each[0] - each[1]), -each[2]))
     rounded = f"{cache.allocated_bytes:,} B at the peak after rounding"
     late = False
@@ -97,8 +96,7 @@ def _only_late(predicted: RankRun, _: RankRun, measured: CacheRecord) -> bool:
 def _reserved(caches: Sequence[tuple[RankRun, RankRun, CacheRecord]]) -> Check:
     if not caches:
         remedy = "zsim run --save predicts them on the scenario's GPUs"
-        detail = f"unsupported: the predicted Run has no reserved bytes; {remedy}"
-        return Check(name=RESERVED, status="unsupported", detail=detail)
+        return unsupported(RESERVED, f"the predicted Run has no reserved bytes; {remedy}")
     outside = [
         (left, right, cache) for left, right, cache in caches
         if not _band(left, cache)[0] <= cache.reserved_bytes <= _band(left, cache)[1]

@@ -7,6 +7,7 @@ from typing import Literal
 
 Status = Literal["ok", "failed", "unsupported"]
 Number = int | float
+_UNSUPPORTED = "unsupported: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,3 +23,18 @@ class Check:
     detail: str = ""
     band_ns: tuple[int, int] | None = None
     """The times between which the measured one was to lie."""
+
+    @property
+    def reason(self) -> str:
+        """The reason for which it could not be made; "" for one that was."""
+        return self.detail.removeprefix(_UNSUPPORTED) if self.status == "unsupported" else ""
+
+
+def unsupported(
+    name: str, reason: str, *, predicted: Number | None = None, measured: Number | None = None
+) -> Check:
+    """The check that could not be made, for that reason."""
+    return Check(
+        name=name, status="unsupported", detail=f"{_UNSUPPORTED}{reason}", predicted=predicted,
+        measured=measured,
+    )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.ir.mesh import axis_of
 from zsim.ir.run import CollectiveRecord, RankRun, RunRecord
-from zsim.runs.compare.check import Check
+from zsim.runs.compare.check import Check, unsupported
 from zsim.runs.compare.phase_pairs import PhasePair, partners_of, relative
 
 CONTEXT = 3
@@ -82,8 +83,7 @@ def compare_groups(predicted: RunRecord, measured: RunRecord) -> Check:
         (rank.rank, name, ranks) for rank in measured.ranks for name, ranks in rank.groups.items()
     ]
     if not seen and measured.world_size > 1:
-        detail = "unsupported: the measured Run does not tell the ranks of its groups"
-        return Check(name="groups", status="unsupported", detail=detail)
+        return unsupported("groups", "the measured Run does not tell the ranks of its groups")
     silent = next((text for text in map(_untold, measured.ranks) if text), "")
     if silent:
         return Check(name="groups", status="failed", detail=silent)
@@ -108,7 +108,7 @@ def compare_groups(predicted: RunRecord, measured: RunRecord) -> Check:
 
 
 def _key(record: CollectiveRecord, world_size: int) -> tuple[str, str, int, int]:
-    group = "world" if record.group_size == world_size else record.group.partition(":")[0]
+    group = "world" if record.group_size == world_size else axis_of(record.group)
     return (record.op, group, record.group_size, record.root)
 
 
@@ -164,9 +164,9 @@ def _announced(rank: RankRun) -> int:
 
 def _untold(rank: RankRun) -> str:
     """A phrase about an axis over which `rank` communicates without telling its group, or ""."""
-    told = {name.partition(":")[0] for name in rank.groups}
+    told = set(map(axis_of, rank.groups))
     axes = (
-        record.group.partition(":")[0]
+        axis_of(record.group)
         for phase in rank.phases.values()
         for record in phase.collectives
     )

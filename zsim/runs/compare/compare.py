@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from zsim.ir.order.waits import named_ranks
 from zsim.ir.program import PHASES
 from zsim.ir.run import RunRecord, both_simulated, ranks_at_fault
-from zsim.runs.compare.agreement import FAULTS, PREFIX
+from zsim.runs.compare.agreement import FAULTS
 from zsim.runs.compare.cache import compare_caches
-from zsim.runs.compare.check import Check
+from zsim.runs.compare.check import Check, unsupported
 from zsim.runs.compare.collectives import (
     compare_bytes,
     compare_groups,
@@ -96,8 +96,8 @@ def _faults(predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:
             for run, word in ((predicted, "predicted"), (measured, "measured")) if run.late
         ]
         most = f"; most {', '.join(late)}" if late else ""
-        detail = f"{PREFIX}both Runs had {'; '.join(told[0])}{most}; a clean step was not compared"
-        yield Check(name=FAULTS, status="unsupported", detail=detail)
+        had = f"both Runs had {'; '.join(told[0])}{most}"
+        yield unsupported(FAULTS, f"{had}; a clean step was not compared")
     elif told[0] != told[1]:
         texts = ("; ".join(faults) or "none" for faults in told)
         yield Check(

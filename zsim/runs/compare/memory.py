@@ -9,9 +9,9 @@ from zsim.ir.program import PHASES
 from zsim.ir.run import RunRecord, sees
 from zsim.models import torch_versions
 from zsim.runs.compare import memory_at_rest, memory_by_part
-from zsim.runs.compare.agreement import PREFIX
-from zsim.runs.compare.check import Check
+from zsim.runs.compare.check import Check, unsupported
 from zsim.runs.compare.phase_pairs import PhasePair, relative
+from zsim.strategies import STRATEGIES
 
 MEMORY_BOUND = 0.05
 """Share of the measured peak by which one on gloo may differ."""
@@ -26,9 +26,7 @@ def compare_memory(
         if in_phase:
             yield _phase_memory(name, in_phase, _blind(predicted, measured, "memory"))
         elif not (predicted.complete and measured.complete):
-            yield Check(
-                name=name, status="unsupported", detail=f"{PREFIX}a Run did not reach its end"
-            )
+            yield unsupported(name, "a Run did not reach its end")
     yield _rest(pairs, predicted, measured)
     yield _parts(
         [pair for pair in pairs if pair.phase != "construction"], predicted, measured
@@ -37,15 +35,15 @@ def compare_memory(
     if not blind and any(pair.measured.memory.held for pair in pairs):
         yield _memory_by_kind([pair for pair in pairs if pair.phase != "construction"])
     else:
-        detail = blind or "unsupported: the measured Run does not tell what its ranks hold"
-        yield Check(name="memory by kind", status="unsupported", detail=detail)
+        reason = blind or "the measured Run does not tell what its ranks hold"
+        yield unsupported("memory by kind", reason)
 
 
 def _rest(pairs: tuple[PhasePair, ...], predicted: RunRecord, measured: RunRecord) -> Check:
     """Construction's end, and both ends of both steps."""
     blind = _blind(predicted, measured, "memory")
     if blind:
-        return Check(name=memory_at_rest.NAME, status="unsupported", detail=blind)
+        return unsupported(memory_at_rest.NAME, blind)
     return memory_at_rest.compare_rest(
         [
             memory_at_rest.PhaseMemory(
@@ -61,10 +59,7 @@ def _parts(pairs: list[PhasePair], predicted: RunRecord, measured: RunRecord) ->
     """Forward, backward, optimizer and zero_grad of both steps."""
     blind = _blind(predicted, measured, "memory")
     if blind or not pairs:
-        return Check(
-            name=memory_by_part.NAME, status="unsupported",
-            detail=blind or "unsupported: no step was ended",
-        )
+        return unsupported(memory_by_part.NAME, blind or "no step was ended")
     steps = [
         memory_by_part.StepMemory(
             rank=pair.rank, phase=pair.phase, predicted=pair.predicted.memory,
@@ -105,7 +100,7 @@ def _memory_by_kind(pairs: list[PhasePair]) -> Check:
 
 def _phase_memory(name: str, pairs: list[PhasePair], blind: str) -> Check:
     if blind:
-        return Check(name=name, status="unsupported", detail=blind)
+        return unsupported(name, blind)
     if any(pair.measured.memory.peak_bytes <= 0 for pair in pairs):
         return Check(name=name, status="failed", detail="no memory was observed at all")
     worst = max(pairs, key=lambda pair: (abs(_peak_error(pair)), -pair.rank))
@@ -147,7 +142,7 @@ def _memory_detail(pair: PhasePair, num_ranks: int) -> str:
 def _blind(predicted: RunRecord, measured: RunRecord, what: str) -> str:
     blind = [run.backend for run in (predicted, measured) if not sees(run, what)]
     if blind:
-        return f"unsupported: {' and '.join(blind)} cannot see {what}"
+        return f"{' and '.join(blind)} cannot see {what}"
     return other_torch(predicted, measured) if what == "memory" else ""
 
 
@@ -161,10 +156,12 @@ def other_torch(predicted: RunRecord, measured: RunRecord) -> str:
     planned, ran = (
         torch_versions.version_of(run.provenance.get("torch", "")) for run in (predicted, measured)
     )
-    strategy = measured.provenance.get("strategy", "")
-    apart = torch_versions.apart(planned, ran, strategy=strategy)
+    strategy = STRATEGIES.get(measured.provenance.get("strategy", ""))
+    apart = (
+        torch_versions.apart(planned, ran, library=strategy.library) if strategy is not None else ()
+    )
     return (
-        f"unsupported: predicted for torch {planned}, measured with torch {ran}, which differ: "
+        f"predicted for torch {planned}, measured with torch {ran}, which differ: "
         f"{'; '.join(each.meaning for each in apart)}"
         if apart else ""
     )

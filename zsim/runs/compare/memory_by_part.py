@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zsim.ir.run import MemoryRecord, PartRecord
-from zsim.runs.compare.check import Check
+from zsim.runs.compare.check import Check, unsupported
 
 NAME = "memory of parts"
 EXACT = "exact"
@@ -60,9 +60,7 @@ def compare_parts(steps: Sequence[StepMemory], *, exact: bool, bound: float) -> 
         ("predicted", [step.predicted for step in steps]),
     ):
         if not any(record.parts for record in records):
-            return Check(name=NAME, status="unsupported", detail=f"unsupported: the {side} Run "
-                                                                 f"does not tell the parts of its "
-                                                                 f"steps")
+            return unsupported(NAME, f"the {side} Run does not tell the parts of its steps")
     other = next((step for step in steps if _names(step.predicted) != _names(step.measured)), None)
     if other is not None:
         left, right = " ".join(_names(other.predicted)), " ".join(_names(other.measured))

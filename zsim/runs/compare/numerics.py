@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zsim.ir.run import Numerics, RunRecord, sees
-from zsim.runs.compare.check import Check
+from zsim.runs.compare.check import Check, unsupported
 
 NUMERICS_BOUND = {"float32": 0.001, "bfloat16": 0.2, "float16": 0.2}
 """Largest distance of parameters from the reference, relative to the distance that training moved
@@ -53,11 +53,12 @@ Ranked = list[tuple[int, Numerics]]
 def numerics(predicted: RunRecord, measured: RunRecord) -> Check:
     """The check of every rank's parameters, gradients and losses against the reference's."""
     if what := measured.provenance.get("draws"):
-        reason = f"unsupported: {what} draws random numbers in forward, on each rank others"
-        return Check(name="numerics", status="unsupported", detail=reason)
+        return unsupported(
+            "numerics", f"{what} draws random numbers in forward, on each rank others"
+        )
     mode, _, how = measured.provenance.get("numerics", "").partition(": ")
     if mode == "none":
-        return Check(name="numerics", status="unsupported", detail=f"unsupported: {how}")
+        return unsupported("numerics", how)
     seeing = [run for run in (predicted, measured) if sees(run, "numerics")]
     ranked = [
         (rank.rank, rank.numerics)
@@ -71,7 +72,7 @@ def numerics(predicted: RunRecord, measured: RunRecord) -> Check:
     if not ranked:
         blind = f"{measured.backend} cannot see numerics"
         reason = blind if measured not in seeing else "no side compared itself with the reference"
-        return Check(name="numerics", status="unsupported", detail=f"unsupported: {reason}")
+        return unsupported("numerics", reason)
     told = [numbers for _, numbers in ranked]
     parameters, gradients = _parameters(told), _gradients(told)
     findings = (

@@ -16,7 +16,7 @@ from __future__ import annotations
 from zsim.cluster.devices import is_called
 from zsim.io.units import format_time
 from zsim.ir.run import RunRecord, band_of, sees
-from zsim.runs.compare.check import Check
+from zsim.runs.compare.check import Check, unsupported
 
 NAME = "step time"
 BOUND = 0.1
@@ -31,6 +31,8 @@ ASSUMED_CPU = 10
 """Factor by which steps on a CPU may be longer than assumed constants say. Those of four ranks on
 two quiet cores measured 10 to 17 times as long."""
 
+_TIMES = "; predicted "
+
 
 def compare_time(predicted: RunRecord, measured: RunRecord) -> Check:
     """The check that the measured time lies within the prediction's band.
@@ -40,10 +42,7 @@ def compare_time(predicted: RunRecord, measured: RunRecord) -> Check:
     left, right = predicted.step_time_ns, measured.step_time_ns
     blind = _blind(predicted, measured)
     if blind or not left or not right:
-        return Check(
-            name=NAME, status="unsupported",
-            detail=blind or "unsupported: one side has no step time",
-        )
+        return unsupported(NAME, blind or "one side has no step time")
     reason = _other_device(predicted, measured) or _shared_gpu(measured)
     share = _others(measured)
     slower = 1 / (1 - min(MOST_BUSY, share)) ** 2
@@ -57,10 +56,8 @@ def compare_time(predicted: RunRecord, measured: RunRecord) -> Check:
         )
     reason = reason or assumed_reason(predicted, measured)
     if reason:
-        detail = (
-            f"unsupported: {reason}; predicted {format_time(left)}, measured {format_time(right)}"
-        )
-        return Check(name=NAME, status="unsupported", predicted=left, measured=right, detail=detail)
+        times = f"{format_time(left)}, measured {format_time(right)}"
+        return unsupported(NAME, f"{reason}{_TIMES}{times}", predicted=left, measured=right)
     error = (left - right) / right
     band = band_of(predicted) if _is_timed(measured) else None
     ends_ns: tuple[int, int] | None = None
@@ -87,6 +84,11 @@ def compare_time(predicted: RunRecord, measured: RunRecord) -> Check:
     )
 
 
+def reason_of(check: Check) -> str:
+    """The reason that a step's time was not judged, without the times."""
+    return check.reason.partition(_TIMES)[0]
+
+
 def _is_timed(run: RunRecord) -> bool:
     """True where real ranks timed an unobserved step, though their backend times no single
     operators."""
@@ -99,7 +101,7 @@ def _blind(predicted: RunRecord, measured: RunRecord) -> str:
         for run in (predicted, measured)
         if not sees(run, "time") and not (run is measured and _is_timed(run))
     ]
-    return f"unsupported: {' and '.join(blind)} cannot see time" if blind else ""
+    return f"{' and '.join(blind)} cannot see time" if blind else ""
 
 
 def _of_another_cpu(predicted: RunRecord) -> bool:

@@ -15,8 +15,8 @@ from statistics import fmean
 
 from zsim.io.units import format_time
 from zsim.ir.run import RankRun, RunRecord, band_of
-from zsim.runs.compare.check import Check
-from zsim.runs.compare.step_time import BUSY, assumed_reason
+from zsim.runs.compare.check import Check, unsupported
+from zsim.runs.compare.step_time import BUSY, assumed_reason, reason_of
 from zsim.runs.metrics import exposed_ns
 from zsim.runs.unit_times import time_by_unit
 
@@ -34,7 +34,7 @@ def compare_timelines(
     judged."""
     if reason := _unjudged(predicted, measured, pairs, step_time):
         for name in (EXPOSED, BY_UNIT):
-            yield Check(name=name, status="unsupported", detail=f"unsupported: {reason}")
+            yield unsupported(name, reason)
         return
     low, high = band_of(predicted) or (1.0, 1.0)
     width = max(1 - low, high - 1)
@@ -47,9 +47,8 @@ def compare_timelines(
     mine, theirs = (_shares(run, ranks) for run, ranks in sides)
     units = sorted({*mine, *theirs})
     if unnamed := sorted(set(theirs) - set(mine)):
-        yield Check(
-            name=BY_UNIT, status="unsupported",
-            detail=f"unsupported: the measured spans are of other units, as {unnamed[0][:40]}",
+        yield unsupported(
+            BY_UNIT, f"the measured spans are of other units, as {unnamed[0][:40]}"
         )
         return
     furthest = max(units, key=lambda unit: _excess(mine, theirs, unit, width))
@@ -64,7 +63,7 @@ def _unjudged(
 ) -> str:
     """The reason that nothing is judged, or ""."""
     if step_time.status == "unsupported":
-        return step_time.detail.removeprefix("unsupported: ").partition("; predicted")[0]
+        return reason_of(step_time)
     if reason := assumed_reason(predicted, measured):
         return reason
     for word, run, ranks in (

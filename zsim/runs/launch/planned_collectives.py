@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from zsim.ir.mesh import axis_of
 from zsim.ir.ops import COLLECTIVES
 from zsim.models.training_options import Device
 from zsim.scenario.plan import plan
@@ -46,7 +47,7 @@ def planned_collectives(scenario: Scenario, device: Device) -> Planned:
         own = program().ranks[kind]
         ops = (*own.construction, *own.first, *own.second, *own.steady * repeats)
         return [
-            collective_text(op.kind, op.nbytes, op.group.partition(":")[0])  # ranks tell no part
+            collective_text(op.kind, op.nbytes, axis_of(op.group))  # ranks tell no part
             for op in ops if op.kind in COLLECTIVES
         ]
 

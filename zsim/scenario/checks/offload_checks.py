@@ -17,9 +17,6 @@ from zsim.strategies.building.optimizers import state_names
 from zsim.strategies.flat_buffer import host_buffers, layout
 from zsim.strategies.flat_buffer.groups import flat_groups
 
-OWN_OPTION = ("fsdp2", "hsdp")
-"""Strategies with an option for it in their own table, as torch has one."""
-
 
 def problems(
     offload: Offload, *, strategy: str, mesh: Mesh, optimizer: Optimizer, precision: Precision,
@@ -154,7 +151,9 @@ def _pinned(nbytes: int, cluster: ClusterSpec) -> Iterator[str]:
 
 
 def _unable(strategy: str, state: str) -> str:
-    if strategy in OWN_OPTION:
-        return f"unknown to {strategy}; its option strategy.offload = true moves all sharded states"
+    if option := STRATEGIES[strategy].offload_option:
+        return (
+            f"unknown to {strategy}; its option strategy.{option} = true moves all sharded states"
+        )
     names = [name for name in STRATEGIES if state in STRATEGIES[name].offloadable]
     return f"expected one of the strategies {', '.join(names)}, found {strategy}"

@@ -32,9 +32,6 @@ OWN_CALLS = {
 }
 """Families whose norms and loss have no other form, and the reason."""
 
-OWN_OPTIMIZERS = {"zero_redundancy", "deepspeed1", "deepspeed2", "deepspeed3"}
-"""Strategies that wrap the optimizer in one of their own."""
-
 Refuses = Callable[[Any], Iterator[str]]
 """Takes a Scenario, or the parts of one that is being made."""
 
@@ -85,8 +82,8 @@ def _adamw8bit(parts: Any) -> Iterator[str]:
     if optimizer.momentum or optimizer.implementation != "foreach":
         key = "momentum" if optimizer.momentum else "implementation"
         yield f"optimizer.{key}: expected none with adamw8bit, which has one way to step"
-    if strategy in OWN_OPTIMIZERS:
-        able = ", ".join(sorted(STRATEGIES.keys() - OWN_OPTIMIZERS))
+    if STRATEGIES[strategy].wraps_optimizer:
+        able = ", ".join(sorted(n for n, each in STRATEGIES.items() if not each.wraps_optimizer))
         yield (
             f"optimizer.name: expected adamw or sgd with {strategy}, which wraps the optimizer, "
             f"found adamw8bit; it is modelled with {able}"

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError, create_model
 
-from zsim.errors import ZsimError, shown
+from zsim.errors import ZsimError, key_of, shown
 from zsim.io import pydantic_words
 from zsim.ir.mesh import AXES, RESERVED_AXES
 from zsim.scenario.keys.foreign_keys import FOREIGN_KEYS
@@ -171,7 +171,7 @@ def each_key_once(problems: Iterable[str]) -> tuple[str, ...]:
     keys."""
     first: dict[str, str] = {}
     for problem in problems:
-        key = problem.partition(": ")[0]
+        key = key_of(problem)
         first.setdefault(problem if key in FILES else key, problem)
     return tuple(first.values())
 

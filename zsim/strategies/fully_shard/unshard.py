@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.ir.buffers import NOTHING, Buffer, Form, form_of
+from zsim.ir.mesh import part_of
 from zsim.ir.ops import Alloc, Kernel, MemoryEvent
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import copy_kernel
@@ -80,7 +81,7 @@ class UnshardingStep(Passes):
             group.fqn,
             stream="all_gather",
             waits=(copy,),
-            group="dp_shard" if not group.resharded_to else f"dp_shard:{spread}",
+            group="dp_shard" if not group.resharded_to else part_of("dp_shard", spread),
             nbytes=self.nbytes(group.totals["padded"], dtype),
             dtype=dtype,
             micro_batch=self.micro_batch,

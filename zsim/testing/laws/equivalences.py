@@ -16,11 +16,11 @@ from zsim.runs.simulator import MOST_TIMELINES
 from zsim.scenario.scenario import Scenario
 from zsim.strategies.zero3 import MAX_LOOKAHEAD, MOST_ELEMENTS
 from zsim.testing.laws.variants import (
-    FULLY_SHARD,
-    ZERO,
+    library_of,
     program_of,
     runs_once,
     simulated,
+    stage_of,
     step_of,
     strategy_table,
     variant,
@@ -65,7 +65,7 @@ def folding_changes_nothing(run: Run) -> Iterator[str]:
 def hsdp_of_one_replica_is_fsdp2(run: Run) -> Iterator[str]:
     """HSDP on a mesh of 1 × N has the Program of FSDP2 on N ranks."""
     scenario = run.scenario
-    if scenario.strategy not in FULLY_SHARD:
+    if library_of(scenario) != "fully_shard":
         return
     ranks = scenario.world_size
     plain = strategy_table(
@@ -89,7 +89,7 @@ def hsdp_without_shards_reduces_as_ddp(run: Run) -> Iterator[str]:
     run, and DDP does once.
     """
     scenario = run.scenario
-    if scenario.strategy not in (*FULLY_SHARD, "ddp") or run.world_size == 1:
+    if library_of(scenario) not in ("fully_shard", "ddp") or run.world_size == 1:
         return
     same_dtype = scenario.precision.reduce == scenario.precision.parameters
     if not (same_dtype and runs_once(scenario)):
@@ -109,7 +109,7 @@ def hsdp_without_shards_reduces_as_ddp(run: Run) -> Iterator[str]:
 def zero_of_one_replica_is_flat(run: Run) -> Iterator[str]:
     """ZeRO on a mesh of 1 × N has the Program of ZeRO over all N ranks."""
     scenario = run.scenario
-    if scenario.strategy not in ZERO:
+    if library_of(scenario) != "zsim":
         return
     flat = variant(scenario, strategy={"dp_replicate": None, "dp_shard": None})
     meshed = variant(scenario, strategy={"dp_replicate": 1, "dp_shard": scenario.world_size})
@@ -121,10 +121,10 @@ def zero_without_shards_reduces_as_ddp(run: Run) -> Iterator[str]:
     """ZeRO on a mesh of N × 1 all-reduces as many bytes of gradients as DDP that synchronises once
     a step, and sends nothing else."""
     scenario = run.scenario
-    if scenario.strategy not in (*ZERO, "ddp") or run.world_size == 1:
+    if library_of(scenario) not in ("zsim", "ddp") or run.world_size == 1:
         return
     shards_nothing = variant(scenario, strategy={
-        "name": scenario.strategy if scenario.strategy in ZERO else "zero1",
+        "name": scenario.strategy if library_of(scenario) == "zsim" else "zero1",
         "dp_replicate": scenario.world_size, "dp_shard": 1, "sync": scenario.sync,
     })
     replicated = variant(scenario, strategy={"name": "ddp", "sync": "last"}, wrapping=None)
@@ -139,7 +139,8 @@ def endless_lookahead_gathers_all(run: Run) -> Iterator[str]:
     """ZeRO-3 with the longest lookahead gathers all units before the first forward. A shorter one
     that reaches over all units has the same Program."""
     scenario = run.scenario
-    if scenario.strategy != "zero3" or scenario.world_size == 1:
+    own, stage = library_of(scenario) == "zsim", stage_of(scenario)
+    if not own or stage != 3 or scenario.world_size == 1:
         return
     endless = variant(scenario, strategy=strategy_table(scenario, lookahead=MAX_LOOKAHEAD))
     if endless is None or len(endless.model.modules) * endless.batch.forwards >= MAX_LOOKAHEAD:
@@ -159,7 +160,7 @@ def endless_lookahead_gathers_all(run: Run) -> Iterator[str]:
 def zero2_sends_what_zero1_does(run: Run) -> Iterator[str]:
     """ZeRO-2 and ZeRO-1 by reduce-scatter send the same collectives: only memory differs."""
     scenario = run.scenario
-    if scenario.strategy not in ("zero1", "zero2"):
+    if library_of(scenario) != "zsim" or stage_of(scenario) == 3:
         return
     cut = {
         key: value for key, value in scenario.tables["strategy"].items()
@@ -179,7 +180,7 @@ def zero2_sends_what_zero1_does(run: Run) -> Iterator[str]:
 def zero3_that_stays_whole_is_zero2(run: Run) -> Iterator[str]:
     """ZeRO-3 of which every parameter stays whole has the Program of ZeRO-2."""
     scenario = run.scenario
-    if scenario.strategy not in ("zero2", "zero3"):
+    if library_of(scenario) != "zsim" or stage_of(scenario) == 1:
         return
     cut = strategy_table(
         scenario, lookahead=None, persistence_threshold=None, zero2_threshold=None

@@ -16,21 +16,20 @@ from zsim.memory.waterfall import num_whole
 from zsim.runs.run import Run
 from zsim.scenario.plan import planned
 from zsim.testing.laws.variants import (
-    FULLY_SHARD,
     costs_of,
+    library_of,
     program_of,
     runs_once,
+    stage_of,
     step_of,
     strategy_table,
     variant,
 )
 
-SHARDED: Mapping[str, tuple[str, ...]] = {
-    "zero2": ("gradients", "optimizer_states"), "zero3": ("parameters", "gradients"),
-    "fsdp2": ("parameters", "gradients"), "hsdp": ("parameters", "gradients"),
-    "fsdp1": ("parameters", "gradients"),
+SHARDED: Mapping[int, tuple[str, ...]] = {
+    2: ("gradients", "optimizer_states"), 3: ("parameters", "gradients"),
 }
-"""Kinds of memory that each strategy shards."""
+"""Kinds of memory that each stage shards; DeepSpeed's engine has buffers of its own."""
 RANKED = {"FITS": 0, "TIGHT": 1, "OOM": 2}
 GATHERS, REDUCTIONS = ("all_gather",), ("all_reduce", "reduce_scatter")
 
@@ -107,7 +106,8 @@ def more_ranks_hold_no_more(run: Run) -> Iterator[str]:
     buffer and rank.
     """
     scenario = run.scenario
-    kinds, shards = SHARDED.get(scenario.strategy, ()), 2 * scenario.mesh.dp_shard
+    shards, has_engine = 2 * scenario.mesh.dp_shard, library_of(scenario) == "deepspeed"
+    kinds = () if has_engine else SHARDED.get(stage_of(scenario), ())
     if num_whole(scenario):
         kinds = tuple(kind for kind in kinds if kind != "parameters")
     ranks = 2 * scenario.world_size
@@ -130,7 +130,7 @@ def more_lookahead_holds_no_less(run: Run) -> Iterator[str]:
     Its step may be slower: a gather that is issued earlier holds up a reduction behind it.
     """
     scenario = run.scenario
-    if scenario.strategy != "zero3":
+    if (library_of(scenario), stage_of(scenario)) != ("zsim", 3):
         return
     ahead = scenario.options.lookahead + 1
     longer = variant(scenario, strategy=strategy_table(scenario, lookahead=ahead))
@@ -186,7 +186,7 @@ def resharding_sends_no_less_and_holds_no_more(run: Run) -> Iterator[str]:
     The buffers of a gather in backward are the exception, since what stays gathered needs none.
     """
     scenario = run.scenario
-    if scenario.strategy not in FULLY_SHARD:
+    if library_of(scenario) != "fully_shard":
         return
     kept, resharded = (
         variant(scenario, strategy=strategy_table(scenario, reshard_after_forward=again))
@@ -238,7 +238,7 @@ def fewer_reductions_send_no_more(run: Run) -> Iterator[str]:
     after each run.
     """
     scenario = run.scenario
-    twice = scenario.strategy in FULLY_SHARD and not runs_once(scenario)
+    twice = library_of(scenario) == "fully_shard" and not runs_once(scenario)
     if scenario.batch.accumulation == 1 or twice:
         return
     every, last = (

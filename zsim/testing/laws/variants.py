@@ -13,14 +13,22 @@ from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import Program
 from zsim.ir.run import MemoryRecord, RunRecord
 from zsim.models.spec import RUN
+from zsim.models.training_options import Library
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
 
-FULLY_SHARD = ("fsdp2", "hsdp")
-"""Strategies that are torch's fully_shard."""
-ZERO = ("zero1", "zero2", "zero3")
+
+def library_of(scenario: Scenario) -> Library:
+    """The code that trains by the scenario's strategy."""
+    return STRATEGIES[scenario.strategy].library
+
+
+def stage_of(scenario: Scenario) -> int:
+    """The stage of ZeRO that the scenario's strategy is."""
+    return STRATEGIES[scenario.strategy].formula.number
 
 
 def runs_once(scenario: Scenario) -> bool:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from zsim.ir.run import RankRun
 from zsim.models.spec import Parameter
-from zsim.models.training_options import DTYPE_NBYTES
+from zsim.models.training_options import DTYPE_NBYTES, Library
 from zsim.runs.run import Run
 from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
+from zsim.testing.laws.variants import library_of, stage_of
 
 Held = dict[str, int]
 """Bytes by kind of memory."""
@@ -29,8 +31,8 @@ DEEPSPEED_ALIGNMENT = 2
 def states_follow_zeros_table(run: Run) -> Iterator[str]:
     """Each rank holds the parameters, gradients and optimizer states of its strategy's row of
     ZeRO's table, padding included, when its optimizer has stepped."""
-    table = ROWS.get(run.scenario.strategy)
-    if table is None or getattr(run.scenario.options, "offload", False):
+    table, strategy = ROWS[library_of(run.scenario)], STRATEGIES[run.scenario.strategy]
+    if strategy.offloads(run.scenario.options):
         return
     if run.scenario.offload.optimizer or run.scenario.optimizer.name == "adamw8bit":
         return  # the host holds the most; states of 8 bits have no row
@@ -95,7 +97,7 @@ def _zero_redundancy(scenario: Scenario, rank: int, states: _States) -> Held:
 def _flat_buffers(scenario: Scenario, rank: int, states: _States) -> Held:
     """ZeRO 1 to 3: a flat buffer of each group, padded to equal shards. Of ZeRO-3 small parameters,
     or those of small units, lie in buffers that stay whole."""
-    stage, ranks = int(scenario.strategy[-1]), scenario.mesh.dp_shard
+    stage, ranks = stage_of(scenario), scenario.mesh.dp_shard
     cut = {
         (steps, persists): [
             -(-numel // ranks)
@@ -122,9 +124,8 @@ def _groups(
     """Elements of each flat buffer: of a unit, of a parameter, or of so many bytes and the
     parameter that fills them."""
     known = states.trained
-    of_parameter, of_unit = (
-        getattr(scenario.options, name, 0) for name in ("persistence_threshold", "zero2_threshold")
-    )
+    grouping = scenario.options.grouping
+    of_parameter, of_unit = grouping.persistence_threshold, grouping.zero2_threshold
     units = [
         [
             each.numel for each in unit.parameters
@@ -133,7 +134,7 @@ def _groups(
         ]
         for unit in scenario.model.units
     ]
-    cut = scenario.options.granularity
+    cut = grouping.granularity
     if cut == "unit":
         return [sum(numels) for numels in units if numels]
     numels = [numel for unit in units for numel in unit]
@@ -197,6 +198,8 @@ def _flat_parameters(scenario: Scenario, rank: int, states: _States) -> Held:
 def _engine(scenario: Scenario, rank: int, states: _States) -> Held:
     """DeepSpeed 1 and 2: one flat buffer, padded to two elements a rank. A master copy is made of
     float32 parameters too, and gradients are gone when the optimizer has stepped."""
+    if stage_of(scenario) == 3:
+        return _sharded_engine(scenario, rank, states)
     numel, ranks = _numel(_trained(scenario, states)), scenario.mesh.dp_shard
     part = -(-numel // (DEEPSPEED_ALIGNMENT * ranks)) * DEEPSPEED_ALIGNMENT
     untrained = _numel(scenario.model.parameters) - numel
@@ -243,10 +246,8 @@ def _product(sizes: Sequence[int]) -> int:
     return product
 
 
-ROWS: dict[str, Callable[[Scenario, int, _States], Held]] = {
-    "ddp": _replicated, "zero_redundancy": _zero_redundancy, "zero1": _flat_buffers,
-    "zero2": _flat_buffers, "zero3": _flat_buffers, "fsdp1": _flat_parameters,
-    "fsdp2": _fully_shard, "hsdp": _fully_shard, "deepspeed1": _engine, "deepspeed2": _engine,
-    "deepspeed3": _sharded_engine,
+ROWS: dict[Library, Callable[[Scenario, int, _States], Held]] = {
+    "ddp": _replicated, "zero_redundancy": _zero_redundancy, "zsim": _flat_buffers,
+    "fsdp1": _flat_parameters, "fully_shard": _fully_shard, "deepspeed": _engine,
 }
-"""The row of ZeRO's table that each strategy has."""
+"""The row of ZeRO's table that each library's strategies have."""

@@ -20,6 +20,7 @@ from zsim.scenario.scenario import Scenario
 from zsim.testing.strategies.tables import (
     ENGINE,
     FAMILIES,
+    FLAT_PARAMETER,
     SHARDED_ENGINE,
     STRATEGIES,
     Tables,
@@ -62,13 +63,13 @@ def scenario_tables(
     plain = once and ranks > 1 and runs_once(tables) and "autocast" not in precision
     fitting = tuple(
         name for name in strategies
-        if (flat or name != "fsdp1") and (once or name not in ENGINE)
-        and (plain or name != SHARDED_ENGINE)
+        if (flat or name not in FLAT_PARAMETER) and (once or name not in ENGINE)
+        and (plain or name not in SHARDED_ENGINE)
     )
     assume(fitting)
     strategy = draw(strategy_tables(ranks, fitting))
     offload = draw(offload_tables(strategy["name"]))
-    if strategy["name"] == SHARDED_ENGINE:
+    if strategy["name"] in SHARDED_ENGINE:
         again = {"mode": draw(st.sampled_from(["none", "full"]))}
         return {
             **tables, "cluster": {"preset": preset, "ranks": ranks}, "strategy": strategy,

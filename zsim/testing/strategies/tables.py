@@ -7,15 +7,22 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from zsim.models.training_options import Library
+from zsim.strategies import STRATEGIES as TABLE
+
 FAMILIES = ("mlp", "gpt", "llama")
-STRATEGIES = (
-    "ddp", "zero_redundancy", "zero1", "zero2", "zero3", "fsdp2", "hsdp", "fsdp1", "deepspeed1",
-    "deepspeed2", "deepspeed3",
-)
-REPLICATED = ("ddp", "zero_redundancy")
-FULLY_SHARD = ("fsdp2", "hsdp")
-ENGINE = ("deepspeed1", "deepspeed2")
-SHARDED_ENGINE = "deepspeed3"
+
+
+def _of(*libraries: Library) -> tuple[str, ...]:
+    """The strategies by which these libraries train."""
+    return tuple(name for name, each in TABLE.items() if each.library in libraries)
+
+
+STRATEGIES = tuple(TABLE)
+REPLICATED, FLAT_PARAMETER = _of("ddp", "zero_redundancy"), _of("fsdp1")
+FULLY_SHARD = _of("fully_shard")
+ENGINE = tuple(name for name in _of("deepspeed") if TABLE[name].formula.number < 3)
+SHARDED_ENGINE = tuple(name for name in _of("deepspeed") if name not in ENGINE)
 GRANULARITIES = ("unit", "parameter", "900 B")
 STACK = {"times": 2, "order": "stack"}
 FROZEN = {
@@ -75,11 +82,11 @@ def strategy_tables(
         return {"name": name} | draw(_one_of(
             {}, {"bucket_cap_mb": 0.001}, {"gradient_as_bucket_view": True}
         ))
-    if name == "fsdp1":
+    if name in FLAT_PARAMETER:
         return {"name": name} | draw(_flat_parameter(ranks, divisors))
     if name in FULLY_SHARD:
         return {"name": name} | draw(_fully_shard(name, ranks, divisors))
-    if name == SHARDED_ENGINE:
+    if name in SHARDED_ENGINE:
         return {"name": name, "reduce_bucket_size": draw(st.sampled_from([20, 200, 100_000]))} | {
             f"stage3_{option}": draw(st.sampled_from(sizes)) for option, sizes in {
                 "prefetch_bucket_size": [0, 60, 100_000], "max_live_parameters": [0, 600, 10**9],
@@ -95,9 +102,10 @@ def strategy_tables(
     replicas = draw(st.sampled_from(divisors))
     more: Tables = {"dp_replicate": replicas, "dp_shard": ranks // replicas}
     more["granularity"] = draw(st.sampled_from(GRANULARITIES))
-    if name == "zero1":
+    stage = TABLE[name].formula.number
+    if stage == 1:
         more["form"] = draw(st.sampled_from(["all_reduce", "reduce_scatter"]))
-    if name == "zero3":
+    if stage == 3:
         more["lookahead"] = draw(st.integers(0, 3))
         more |= draw(_one_of(
             {}, {}, {"persistence_threshold": 11}, {"zero2_threshold": 90},
@@ -109,7 +117,7 @@ def strategy_tables(
 def offload_tables(strategy: str) -> st.SearchStrategy[Tables]:
     """The table `offload` of a strategy of DeepSpeed, empty half of the time; others have none."""
     on_host: Tables = {"optimizer": "cpu"}
-    if strategy == SHARDED_ENGINE:
+    if strategy in SHARDED_ENGINE:
         return _one_of({}, {}, on_host, {**on_host, "parameters": "cpu"})
     return _one_of({}, on_host) if strategy in ENGINE else st.just({})
 
@@ -135,7 +143,7 @@ def _fully_shard(draw: st.DrawFn, name: str, ranks: int, divisors: list[int]) ->
     """The options of fsdp2, and of hsdp with its mesh."""
     reshard: list[Any] = ["auto", True, False]
     more: Tables = {}
-    if name == "hsdp":
+    if TABLE[name].asks_replicas:
         replicas = draw(st.sampled_from(divisors))
         shards = ranks // replicas
         reshard += [n for n in range(1, shards + 1) if shards % n == 0]
@@ -170,7 +178,7 @@ def wrapping_tables(
     draw: st.DrawFn, model: Tables, *, strategy: str, checkpointing: Tables
 ) -> Tables:
     """No wrapping policy, {}, or one that fits `model`, its checkpointing and the strategy."""
-    if strategy == "fsdp1":  # it wraps no list of modules as one
+    if strategy in FLAT_PARAMETER:  # it wraps no list of modules as one
         return draw(_one_of({}, {"every": 1, "ends": "root"}, {"every": "all"}))
     if not draw(st.booleans()):
         return {}
@@ -190,7 +198,7 @@ def wrapping_tables(
 def frozen_patterns(draw: st.DrawFn, model: Tables, *, strategy: str) -> list[str]:
     """Nothing frozen, [], or some of what `model` has. DDP waits for gradients of a block that
     never runs, so such a block is frozen."""
-    if strategy == "fsdp1":
+    if strategy in FLAT_PARAMETER:
         return []
     if strategy in REPLICATED and "unused" in model:
         return [f"{model['unused'][0]}.*"]

@@ -60,8 +60,8 @@ def run(options: argparse.Namespace) -> int:
         for scenario, findings in results:
             _print(scenario, findings)
         for name, failure in failures:
-            for line in str(failure).splitlines():
-                terminal.say(f"{name}: not linted: {line.removeprefix(f'{name}: ')}")
+            for line in failure.under(name):
+                terminal.say(f"{name}: not linted: {line}")
     if failures:
         return max(failure.exit_code for _, failure in failures)
     return 1 if any(findings for _, findings in results) else 0

@@ -12,7 +12,7 @@ from zsim.cli.commands.files.answers import add_answers, settings
 from zsim.cli.inputs import UsageError
 from zsim.configs.draft import Answers, Draft, model_table
 from zsim.configs.notes import Notes
-from zsim.errors import ScenarioError, ZsimError
+from zsim.errors import ScenarioError, ZsimError, key_of
 from zsim.io import files
 from zsim.models.training_options import DTYPE_NAMES
 from zsim.scenario.scenario import Scenario
@@ -149,8 +149,8 @@ def _problems(
     try:
         _scenario(answers, options, folder=folder)
     except ScenarioError as error:
-        told = [problem.removeprefix("zsim new: ") for problem in error.problems]
-        return [problem for problem in told if problem.startswith(KEYS[name])]
+        told = error.under("zsim new")
+        return [problem for problem in told if key_of(problem).startswith(KEYS[name])]
     return []
 
 
@@ -177,7 +177,8 @@ def _scenario(
     if on_gpus:
         draft.put("precision", _precision(answers["model"]))
     axes = {"strategy.dp_replicate", "strategy.dp_shard"}
-    if answers["strategy"] == "hsdp" and axes.isdisjoint(told):
+    strategy = STRATEGIES.get(answers["strategy"])
+    if strategy is not None and strategy.asks_replicas and axes.isdisjoint(told):
         nodes = _whole(answers["size"]) if on_gpus else 1
         draft.put("strategy.dp_replicate", nodes if isinstance(nodes, int) and nodes > 1 else 2)
     draft.put("optimizer", {"name": "adamw", "implementation": "fused" if on_gpus else "foreach"})

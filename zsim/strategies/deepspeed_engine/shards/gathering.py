@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from zsim.ir.buffers import Buffer, buffer_of, gather_of, on_host
+from zsim.ir.mesh import part_of
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT, Parameter
 from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel, fill_kernel
@@ -63,7 +64,7 @@ class GatheringStep(EngineStep):
         else:
             made = Alloc(buffer_of(gather_of(number), "flat"), "communication", nbytes)
         spreads = secondary and sharded.spread < sharded.num_ranks
-        group = f"{AXIS}:{sharded.spread}" if spreads else AXIS
+        group = part_of(AXIS, sharded.spread) if spreads else AXIS
         if sharded.options.zero_quantized_weights:
             self._gather_quantized(
                 parameters, number, group=group,
