@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -165,6 +166,8 @@ def _deepspeed(device_type: str) -> Any:
     ):
         os.environ.setdefault(name, value)
     logging.disable(logging.WARNING)
+    # it calls collectives by names that torch 2.13 has others for
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
     import deepspeed
 
     deepspeed.ops.__compatible_ops__[COMPILED_ON_CPU] = False

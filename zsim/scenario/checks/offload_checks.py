@@ -47,7 +47,10 @@ def problems(
         )
     if offload.uses_drives and not STRATEGIES[strategy].is_own:
         key = "optimizer" if offload.optimizer == "nvme" else "parameters"
-        yield f'offload.{key}: expected "cpu" with {strategy}, found "nvme", which is not modelled'
+        own = ", ".join(name for name in STRATEGIES if STRATEGIES[name].is_own)
+        yield (
+            f'offload.{key}: expected "cpu" with {strategy}, found "nvme", which {own} alone have'
+        )
         return
     yield from _drives(offload, optimizer)
     if offload.adam == "deepspeed" and optimizer.name != "adamw":
