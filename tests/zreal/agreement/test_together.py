@@ -23,7 +23,6 @@ FSDP2 = 'name = "fsdp2"'
 STACK = ', uses = { times = 2, order = "stack" }'
 FROZEN = 'frozen = ["*.attn.*", "w?e.*"]'
 FIRST = 'frozen = ["w?e.*", "blocks.0.*", "*.bias"]'
-FIRST_BLOCK = 'frozen = ["blocks.0.*"]'
 AUTOCAST = {"precision": 'parameters = "fp32", autocast = "bf16"'}
 BF16 = {"precision": 'parameters = "bf16", reduce = "fp32"'}
 HSDP = 'name = "hsdp", dp_replicate = 2'
@@ -174,7 +173,6 @@ def test_units_in_units_are_exact_where_they_are_buffers_or_nothing(
 AGAIN = 'activation_checkpointing = { mode = "full" }'
 KEPT = 'activation_checkpointing = { mode = "selective", save = ["linear"] }'
 WHOLE = 'activation_checkpointing = { mode = "full", early_stop = false }'
-KEEP = f"{FSDP2}, reshard_after_forward = false"
 SHARD = f"{FSDP2}, reshard_after_forward = true"
 
 

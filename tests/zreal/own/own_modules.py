@@ -145,11 +145,6 @@ def hanging_on_rank_1() -> dict[str, Any]:
     return hanging() if os.environ.get("SLURM_PROCID") == "1" else perceptron()
 
 
-def raising_on_rank_1() -> dict[str, Any]:
-    """An error on the second rank of a launcher alone, as where a node lacks a file."""
-    return raising() if os.environ.get("SLURM_PROCID") == "1" else perceptron()
-
-
 class Mixed(nn.Module):
     """Parameters made in many ways: drawn, truncated, orthogonal, computed, cut, tied; a mask, and
     a table in a plain dict."""

@@ -33,7 +33,7 @@ def test_micro_batches_hold_what_torch_holds(
     exact(SPLIT[name], rows, text, accumulation=accumulation)
 
 
-@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize("name", ["sliced", "turned", "placed"])
 def test_so_they_do_in_bfloat16_with_gradients_kept_in_float32(name: str, exact: Exact) -> None:
     text = 'name = "fsdp2", sync = "last"'
     exact(SPLIT[name], rows, text, accumulation=2, parameters="bf16")

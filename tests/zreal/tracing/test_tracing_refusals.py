@@ -61,15 +61,6 @@ def tied() -> nn.Module:
     return module
 
 
-def with_parameter(parameter: nn.Parameter) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        module = Plain()
-        module.extra = parameter
-        return module
-
-    return make
-
-
 def cast(*, bias: torch.dtype) -> Callable[[], nn.Module]:
     """Made with one parameter in another dtype, as under FakeTensorMode none can be changed."""
 

@@ -134,9 +134,7 @@ SHARED: dict[str, Callable[[], nn.Module]] = {
 TWICE: Callable[[], nn.Module] = lambda: Decoder(Both, order="01230")  # noqa: E731
 
 
-@pytest.mark.parametrize(
-    "strategy", [DDP, FSDP2, FSDP1, f'{FSDP1}, sharding = "grad_op", use_orig_params = true']
-)
+@pytest.mark.parametrize("strategy", [DDP, FSDP2, FSDP1])
 @pytest.mark.parametrize("name", SHARED)
 def test_each_strategy_has_the_gradients_that_torch_adds_up_there(
     name: str, strategy: str, exact: Exact
