@@ -10,7 +10,7 @@ from zsim.cluster.cluster import ClusterSpec, clusters, load_cluster
 from zsim.cluster.collectives.nccl.communicator import CurveProvenance
 from zsim.cluster.collectives.nccl.constants import TORCH_US
 from zsim.cluster.collectives.nccl.curves import Curves
-from zsim.cluster.collectives.nccl.estimate import Communicator, algorithms, estimate
+from zsim.cluster.collectives.nccl.estimate import Communicator, estimate
 from zsim.cluster.collectives.nccl.measured_curves import curves_of
 from zsim.cluster.collectives.nccl.placed import communicator
 from zsim.cluster.collectives.nccl.tuner import Algorithm, Protocol
@@ -81,15 +81,10 @@ def of_log(row: LogRow, *, cluster: str = "") -> Collective | Skipped:
         return _skipped(row, f"{row.num_ranks} ranks on {row.num_nodes} nodes: {error}")
     if not is_called(made.device.name, row.gpu):
         return _skipped(row, f"ran on {row.gpu[:40]}, and {name} has {made.device.name}")
-    collective = Collective(
+    return Collective(
         source=row.source, line=row.line, caveats=tuple(caveats), op=row.op, nbytes=row.nbytes,
-        seconds=row.microseconds / 1e6, cluster=made, algorithm=row.algorithm, nvls=row.nvls,
+        seconds=row.microseconds / 1e6, cluster=made, nvls=row.nvls,
     )
-    group = group_of(collective)
-    if row.algorithm and row.algorithm not in algorithms(row.op, group):
-        return _skipped(row, f"{row.algorithm} for {row.op} of {group.num_ranks} ranks on "
-                             f"{group.num_nodes} nodes: no model of it")
-    return collective
 
 
 def _of_ranks(cluster: ClusterSpec, row: LogRow) -> ClusterSpec:

@@ -19,7 +19,6 @@ from zsim.scenario.scenario import Scenario
 MAX_FILE_BYTES = 32 * 1024**2
 MISSING = "nothing: there is no file or folder of that name"
 NUL = "\0"
-DAMAGED = "damaged: a NUL byte in it"
 WHOLE_NETWORK = (1.0, 1.0)
 """Factors on the times of collectives on a network that nothing else uses."""
 

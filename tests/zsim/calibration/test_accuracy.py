@@ -356,8 +356,8 @@ NCCL_LOG = """# nThread 1 nGpus 2
 # Using devices
 #  Rank  0 Group  0 Pid 1 on node-a device  0 [0000:07:00] NVIDIA H100 80GB HBM3
 #  Rank  1 Group  0 Pid 1 on node-a device  1 [0000:0f:00] NVIDIA H100 80GB HBM3
-#                                                              out-of-place                       \
-in-place
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   \
+algbw   busbw  #wrong
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  \
 (GB/s)  (GB/s)
   1073741824     268435456     float     sum      -1  3000.00  357.91  357.91       0  3000.00  \
@@ -391,9 +391,9 @@ def test_every_file_of_a_folder_is_read_or_skipped_by_name(tmp_path: Path) -> No
         "bad.csv": "expected a CSV table in UTF-8, found unexpected end of data",
         "wide.csv": "no measurements: a table has columns that begin with measured.",
         "binary.csv": "no measurements: ", "empty.csv": "an empty file",
-        "blank.csv": "an empty file", "other.json": "not a whole run of nccl-tests",
+        "blank.csv": "an empty file", "other.json": "no measurements: ",
         "run.json": "a saved Run", "words.md": "not a measurement file",
-        "unnamed.log": "no collective named: `--collective` says it",
+        "unnamed.log": "no collective named: --collective says it",
     }.items():
         assert reasons[name].startswith(reason)
     named = accuracy.accuracy(tmp_path / "unnamed.log", collective="all_reduce")

@@ -322,8 +322,8 @@ def nccl_text(times: dict[int, float], *, ranks: int = 8) -> str:
     counts = {size: size // 4 // ranks for size in times}
     rows = [f"{size} {counts[size]} float none -1 {us:.2f} {rates[size]:.2f} "
             f"{share * rates[size]:.2f} 0" for size, us in times.items()]
-    head = ["# nThread 1 nGpus 8 all_gather_perf", *devices, "#  size count type redop root time "
-                                                             "algbw busbw", "#  (B) (us) (GB/s)"]
+    head = ["# Collective test starting: all_gather_perf", *devices,
+            "# size count type redop root time algbw busbw #wrong", "#  (B) (us) (GB/s)"]
     return "\n".join([*head, *rows, "# Avg bus bandwidth    : 100", ""])
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from zsim.calibration import collectives
 from zsim.calibration.data import saved_runs, table
-from zsim.calibration.nccl_tests import log_prefixes
-from zsim.calibration.nccl_tests.files import is_log, read_log
+from zsim.calibration.nccl_tests.log_row import LogRow
+from zsim.calibration.nccl_tests.logs import read_log
 from zsim.calibration.records import (
     MISSING,
     Collective,
@@ -105,13 +105,14 @@ def rows(
     name, data = name or path.name, content(path)
     if saved_runs.is_run(data):
         return [saved_runs.step(path, name=name, scenarios=scenarios)]
-    text = log_prefixes.plain(decoded(data, errors="replace"))
+    text = decoded(data, errors="replace")
     if table.is_table(data):
         return [*table.parse(data, where=name, folder=path.parent)]
-    if is_log(text):
-        log = read_log(text, source=name, collective=collective)
-        return [*(collectives.of_log(row, cluster=cluster) for row in log.rows),
-                *map(_counted, log.skipped)]
+    if log := read_log(text, source=name, collective=collective):
+        return [
+            collectives.of_log(row, cluster=cluster) if isinstance(row, LogRow) else _counted(row)
+            for row in log
+        ]
     reason = "no measurements: a table has columns that begin with measured., and a log " \
              "nccl-tests' own lines" if text.strip() else "an empty file"
     return [Skipped(source=name, line=1, reason=reason)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.cluster.collectives.nccl.tuner import Algorithm
 from zsim.errors import Caveat
 
 
@@ -12,7 +11,7 @@ from zsim.errors import Caveat
 class LogRow:
     """A collective as nccl-tests prints it: bytes of the full message, out-of-place microseconds.
 
-    `gpu` is the device's name. `algorithm` and `nvls` are what variables in the log left NCCL.
+    `gpu` is the device's name. `nvls` is False where a variable switched NVLS off.
     """
 
     op: str
@@ -21,7 +20,6 @@ class LogRow:
     num_nodes: int
     nbytes: int
     microseconds: float
-    algorithm: Algorithm | None = None
     nvls: bool = True
     caveats: tuple[Caveat, ...] = ()
     source: str = ""
