@@ -313,8 +313,6 @@ def open_backend(
     name: str, options: RunOptions, *, where: str = "backend"
 ) -> tuple[Backend, Capabilities]:
     """The backend called `name` and its senses; ZsimError where it cannot run with `options`."""
-    if not isinstance(name, str):
-        raise ArgumentError(where=where, expected="the name of a backend", found=described(name))
     backend = registry.find(name, where=where)
     if isinstance(backend, registry.SimBackend):
         backend = registry.SimBackend(on_device=on_device)
@@ -574,9 +572,7 @@ def compared(
     them."""
     from zsim.runs.compare import compare as comparing  # start-up: most commands compare nothing
 
-    named = isinstance(required, tuple | list | set | frozenset)
-    unknown = [name for name in required if name not in ASPECTS] if named else [required]
-    if unknown:
+    if unknown := [name for name in required if name not in ASPECTS]:
         raise ArgumentError(
             where="require", expected=f"some of {', '.join(ASPECTS)} in a tuple",
             found=described(unknown[0]), remedy='as require=("time",)',

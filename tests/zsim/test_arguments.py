@@ -103,26 +103,9 @@ def test_what_is_no_path_is_refused(wrong):
     assert refusal(RUN.save, wrong).startswith("path: expected a path, found ")
 
 
-def test_a_path_with_a_null_byte_is_refused():
-    assert refusal(RUN.save, "a\0b").startswith("path: expected a path without a null byte, found ")
-
-
-@pytest.mark.parametrize("wrong", [None, True, 1.9, float("nan"), float("inf"), b"", 10**400])
-def test_a_size_and_a_time_are_whole(wrong):
-    for kind, unit in ((zsim.Bytes, "bytes"), (zsim.Duration, "ns")):
-        assert refusal(kind, wrong).startswith(
-            f"{kind.__name__}: expected a whole number of {unit} up to 10^24, or a text with its "
-        )
-
-
-@pytest.mark.parametrize("wrong", [3, (3,), "12"])
-def test_a_band_is_two_times(wrong):
-    assert refusal(zsim.Duration, 1, band=wrong).startswith("Duration: band: expected two times")
-
-
-@pytest.mark.parametrize("wrong", [3, (3,), None, "time", ("tme",)])
-def test_what_is_required_is_some_aspects(wrong):
-    assert refusal(zsim.compare, RUN, RUN, require=wrong).startswith("require: expected some of ")
+def test_what_is_required_is_some_aspects():
+    wrong = refusal(zsim.compare, RUN, RUN, require=("tme",))
+    assert wrong.startswith("require: expected some of ")
 
 
 def test_scenarios_that_mean_the_same_are_equal_under_any_name():
@@ -154,14 +137,6 @@ def test_a_problem_of_a_scenario_has_its_parts():
     assert (error.where, error.expected, error.found) == ("Scenario: seed", "a whole number", "1.5")
 
 
-@pytest.mark.parametrize("wrong", ["70", None, True, 1e308, float("nan"), float("inf"), [1]])
-@pytest.mark.parametrize("unit", ["MiB", "GiB", "ms"])
-def test_a_unit_takes_finite_numbers(unit, wrong):
-    assert refusal(getattr(zsim, unit), wrong).startswith(
-        f"{unit}: expected a number of a machine's size, as zsim.{unit}(70), found "
-    )
-
-
 @pytest.mark.gloo
 def test_a_testbed_needs_ranks_that_use_its_network(capsys):
     pytest.importorskip("torch")
@@ -183,17 +158,9 @@ def test_a_testbed_needs_ranks_that_use_its_network(capsys):
 
 
 WRONG_OPTIONS = [
-    ({"ranks": 3}, "ranks: expected a list of ranks, as [0, 7], found 3"),
-    ({"ranks": "01"}, 'ranks: expected a list of ranks, as [0, 7], found "01"'),
-    ({"ranks": (i for i in (0, 1))},
-     "ranks: expected a list of ranks, as [0, 7], found a generator"),
-    ({"ranks": ()}, "ranks: expected some, found none; None leaves the choice to the backend"),
-    ({"ranks": (0, 1.0)}, "ranks: expected whole numbers, found 1.0"),
-    ({"ranks": [True]}, "ranks: expected whole numbers, found True"),
     ({"ranks": [0], "all_ranks": True},
      "ranks: expected some ranks or all of them, found ranks together with all_ranks; leave one "
      "of the two out"),
-    ({"all_ranks": "no"}, 'all_ranks: expected True or False, found "no"'),
     ({"interpreter": "foo"}, 'interpreter: expected executor or observer, found "foo"'),
     *(({"timeout_s": wrong}, f"timeout_s: expected seconds between 0 and 86400, found {described}")
       for wrong, described in ((0, "0"), (-1, "-1"), (float("nan"), "nan"), ("1", '"1"'),
@@ -211,14 +178,6 @@ def test_options_that_a_run_cannot_have_are_refused_wherever_it_is_started(optio
 def test_any_sequence_of_ranks_will_do():
     shown = [zsim.simulate(SMALL, ranks=ranks) for ranks in ([0, 1, 1], (1, 0), range(2))]
     assert {tuple(rank.rank for rank in run.ranks) for run in shown} == {(0, 1)}
-
-
-@pytest.mark.parametrize("wrong", [None, 5, []])
-def test_what_is_no_name_of_a_backend_is_refused(wrong):
-    assert refusal(zsim.run, SMALL, backend=wrong).startswith(
-        "backend: expected the name of a backend, found "
-    )
-    assert refusal(zsim.validate, SMALL, against=wrong).startswith("against: expected ")
 
 
 def test_the_simulator_has_no_interpreter_and_is_not_validated_against():

@@ -46,7 +46,7 @@ def load_one(argument: str) -> Scenario:
 
 
 def load_with_options(options: argparse.Namespace) -> Scenario:
-    """The scenario with what the command line says of its model and of the allocator."""
+    """The scenario, with the own module that the command line names in place of its model."""
     scenario = load_one(options.scenario)
     if options.module is not None:
         from zsim import api  # start-up: few bring a module of their own
@@ -55,9 +55,7 @@ def load_with_options(options: argparse.Namespace) -> Scenario:
 
         asked = RunOptions(module=options.module)
         scenario = api.of_module(registry.SimBackend(), scenario, asked)
-    return scenario.with_parts(
-        expandable_segments=scenario.expandable_segments or options.expandable_segments
-    )
+    return scenario
 
 
 def _kind(path: Path) -> str | None:

@@ -39,12 +39,6 @@ def folder_option(command: argparse.ArgumentParser) -> None:
     )
 
 
-def allocator_option(command: argparse.ArgumentParser) -> None:
-    """Add --expandable-segments to `command`."""
-    what = "the caching allocator as with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-    command.add_argument("--expandable-segments", action="store_true", help=what)
-
-
 def require_option(command: argparse.ArgumentParser) -> None:
     """Add --require to `command`."""
     command.add_argument(

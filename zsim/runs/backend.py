@@ -81,10 +81,8 @@ class RunOptions:
     """Told where long work stands: rank and collective of a fake run, phase and step of others."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.all_ranks, bool):
-            raise _unfit("all_ranks", "True or False", self.all_ranks)
         if self.ranks is not None:
-            object.__setattr__(self, "ranks", _distinct(self.ranks))
+            object.__setattr__(self, "ranks", tuple(dict.fromkeys(self.ranks)))
             if self.all_ranks:
                 raise ArgumentError(
                     where="ranks", expected="some ranks or all of them",
@@ -96,8 +94,6 @@ class RunOptions:
             raise _unfit("device", " or ".join(get_args(Device)), self.device)
         if self.numerics not in (None, *NUMERICS_MODES):
             raise _unfit("numerics", ", ".join(NUMERICS_MODES), self.numerics)
-        if self.module is not None and not isinstance(self.module, str):
-            raise _unfit("module", "text as mypackage.mymodel:build", self.module)
         if self.module is not None and self.emulated_on is not None:
             raise ArgumentError(
                 where="compute emulated", expected="a model of the scenario",
@@ -111,19 +107,6 @@ def require_seconds(seconds: object, *, where: str) -> None:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 < cast(float, seconds) <= MOST_SECONDS:
         raise _unfit(where, f"seconds between 0 and {MOST_SECONDS}", seconds)
-
-
-def _distinct(ranks: Sequence[int]) -> tuple[int, ...]:
-    """Each of the `ranks` once, in their order."""
-    if not isinstance(ranks, Sequence) or isinstance(ranks, str | bytes):
-        raise _unfit("ranks", "a list of ranks, as [0, 7]", ranks)
-    if not ranks:
-        remedy = "None leaves the choice to the backend"
-        raise ArgumentError(where="ranks", expected="some", found="none", remedy=remedy)
-    for rank in ranks:
-        if not isinstance(rank, int) or isinstance(rank, bool):
-            raise _unfit("ranks", "whole numbers", rank)
-    return tuple(dict.fromkeys(ranks))
 
 
 def _unfit(where: str, expected: str, value: object) -> ArgumentError:

@@ -11,8 +11,7 @@ from os import PathLike
 from typing import Any
 
 from zsim.cluster.host import HostMemory
-from zsim.errors import ArgumentError
-from zsim.io.arguments import described, path_of
+from zsim.io.arguments import path_of
 from zsim.io.notebook.html_table import html_table
 from zsim.io.quantities import Bytes, Duration
 from zsim.io.units import counted, format_bytes
@@ -255,12 +254,7 @@ class Run:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the record to a file that `zsim compare` reads, and make its folder if need be."""
-        target = path_of(path, where="path")
-        if "\0" in str(target):
-            raise ArgumentError(
-                where="path", expected="a path without a null byte", found=described(str(target))
-            )
-        saved.save(self.record, target)
+        saved.save(self.record, path_of(path, where="path"))
 
     def to_pandas(self) -> Any:
         """A DataFrame with a row for each span of each recorded rank; ZsimError without pandas."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from zsim.errors import ZsimError, shown
 from zsim.io import files
 from zsim.io.json_reader import TwiceError, loads
-from zsim.ir.program import PARTS, PHASES
+from zsim.ir.program import PHASES
 from zsim.ir.run import SCHEMA_VERSION, RankRun, RunRecord
 
 Part = TypeVar("Part")
@@ -137,48 +137,6 @@ def _phases_fit(run: RunRecord) -> bool:
     return all(phase in PHASES for rank in run.ranks for phase in rank.phases)
 
 
-def _parts_fit(run: RunRecord) -> bool:
-    return all(
-        part.name in PARTS and min(part.micro_batch, part.start_bytes, part.peak_bytes) >= 0
-        for rank in run.ranks
-        for phase in rank.phases.values()
-        for part in phase.memory.parts
-    )
-
-
-def _numerics_fit(run: RunRecord) -> bool:
-    told = [rank.numerics for rank in run.ranks if rank.numerics is not None]
-    return not any(
-        numbers.steps < 1
-        or min(
-            numbers.largest_relative_difference, numbers.largest_gradient_difference,
-            numbers.initial_difference or 0.0, numbers.step_difference or 0.0,
-        ) < 0
-        for numbers in told
-    )
-
-
-def _times_fit(run: RunRecord) -> bool:
-    return min([run.step_time_ns or 0, *(rank.step_time_ns or 0 for rank in run.ranks)]) >= 0
-
-
-def _caches_fit(run: RunRecord) -> bool:
-    """Smaller figures are parts of larger ones. Bytes asked for are no part of allocated ones: a
-    freed block that another stream still uses is not allocated any more."""
-    told = [rank.cache for rank in run.ranks if rank.cache is not None]
-    sizes = [
-        sizes for c in told for sizes in (
-            (0, c.start_bytes, c.peak_bytes, c.active_bytes, c.reserved_bytes),
-            (0, c.allocated_bytes, c.active_bytes),
-        )
-    ]
-    return all([*each] == sorted(each) for each in sizes) and not any(
-        min(c.releases, c.segments, c.largest_free_bytes) < 0
-        or c.largest_free_bytes > c.reserved_bytes
-        for c in told
-    )
-
-
 def _representatives_fit(run: RunRecord) -> bool:
     ranks = {rank.rank for rank in run.ranks}
     return not run.representatives or (
@@ -190,10 +148,6 @@ LAWS: tuple[tuple[Callable[[RunRecord], bool], str], ...] = (
     (_mesh_fits, "{run.mesh} for {run.world_size} ranks"),
     (_ranks_fit, "ranks that are there twice or outside the world"),
     (_phases_fit, f"a phase that is none of {', '.join(PHASES)}"),
-    (_parts_fit, f"a part of a step that is none of {', '.join(PARTS)}, or of negative bytes"),
-    (_numerics_fit, "numerics of no steps, or a negative difference"),
-    (_times_fit, "a step of negative time"),
-    (_caches_fit, "a caching allocator whose live bytes are more than its reserved ones"),
     (lambda run: not (run.complete and run.failure), "a failure in a Run that says it is complete"),
     (_representatives_fit, "representatives that are not among its ranks"),
 )

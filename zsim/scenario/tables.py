@@ -12,7 +12,6 @@ from numbers import Integral
 from os import PathLike, fsdecode
 from typing import Any
 
-from zsim.io import limits
 from zsim.io.quantities import Bytes, Duration
 
 Table = Mapping[str, Any]
@@ -28,102 +27,36 @@ NAMED_BY: Mapping[str, tuple[frozenset[str], ...]] = {
 """The alternative ways to name a model or a cluster, each by the keys that go with it alone."""
 
 
-def plain(value: Any, problems: list[str]) -> Any:
+def plain(value: Any, problems: list[str], key: str = "") -> Any:
     """`value` of Python as TOML would have it: tuples as lists, paths and quantities as text,
     without None.
 
-    `problems` gets a line for each value that no TOML text can hold, and one for more than a file
-    can.
+    `problems` gets a line for each value that no TOML text can hold.
     """
-    walk = _Walk(problems)
-    made = walk.plain(value, "", 0)
-    if walk.room < 0:
-        problems.append(f"expected at most {limits.MAX_BYTES:,} bytes of TOML, as in a file, found "
-                        f"more")
-    return made
-
-
-class _Walk:
-    """A walk through values of Python, as long as what it makes has room in a file."""
-
-    def __init__(self, problems: list[str]) -> None:
-        self.problems = problems
-        self.room = limits.MAX_BYTES
-        """Bytes that are left of a file."""
-
-    def plain(self, value: Any, key: str, depth: int) -> Any:
-        """`value`, which is at `key`, as TOML would have it."""
-        if depth > limits.MAX_NESTING:
-            self._refuse(key, f"at most {limits.MAX_NESTING} nested tables and lists", "more")
-            return None
-        if isinstance(value, Mapping):
-            return self._table(value, key, depth)
-        if isinstance(value, list | tuple):
-            made: list[Any] = []
-            for index, inner in enumerate(value):
-                self.room -= len(", ")
-                if self.room < 0:
-                    break
-                made.append(self.plain(inner, f"{key}[{index}]", depth + 1))
-            return made
-        return self._single(value, key)
-
-    def _table(self, table: Mapping[Any, Any], key: str, depth: int) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        for name, inner in table.items():
-            if inner is None:
-                continue
-            if not isinstance(name, str) or not _is_encodable(name):
-                actual = "a lone surrogate" if isinstance(name, str) else _type(name)
-                self._refuse(key, "keys of text that UTF-8 can hold", actual)
-                continue
-            own = str.__str__(name)
-            self.room -= len(" = , ") + len(_key(own).encode())
-            if self.room < 0:
-                break
-            made[own] = self.plain(inner, f"{key}.{own}" if key else own, depth + 1)
-        return made
-
-    def _single(self, value: Any, key: str) -> Any:
-        """A value that has no others in it, as the type of Python's own that TOML knows."""
-        match value:
-            case bool():
-                made: Any = value
-            case Bytes() | Duration():
-                exact = f"{int(value)} {'B' if isinstance(value, Bytes) else 'ns'}"
-                made = f"== {exact}" if key.startswith("expect.") else exact
-            case Integral():  # an int, an IntEnum, an int of numpy
-                made = int(value)
-            case float():
-                made = float.__float__(value)
-            case str() | PathLike():
-                made = str.__str__(value if isinstance(value, str) else fsdecode(value))
-            case _:
-                self._refuse(key, "text, a number, true or false, a list or a table", _type(value))
-                return None
-        if isinstance(made, str) and not _is_encodable(made):
-            self._refuse(key, "text that UTF-8 can hold", "a lone surrogate")
-        elif isinstance(made, str) or -limits.MAX_INT <= made <= limits.MAX_INT:
-            self.room -= len(in_line(made).encode())
-        return made
-
-    def _refuse(self, key: str, expected: str, found: str) -> None:
-        self.problems.append(f"{key[:100] or 'tables'}: expected {expected}, found {found}")
-
-
-def _type(value: object) -> str:
-    """The type of a value, which may say anything of itself."""
-    kind = type(value)
-    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return f"a value of type {module}{kind.__name__}"
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        str.encode(text)
-    except UnicodeEncodeError:
-        return False
-    return True
+    match value:
+        case Mapping():
+            return {
+                str(name): plain(inner, problems, f"{key}.{name}" if key else str(name))
+                for name, inner in value.items()
+                if inner is not None
+            }
+        case list() | tuple():
+            return [plain(inner, problems, f"{key}[{i}]") for i, inner in enumerate(value)]
+        case bool():
+            return value
+        case Bytes() | Duration():
+            exact = f"{int(value)} {'B' if isinstance(value, Bytes) else 'ns'}"
+            return f"== {exact}" if key.startswith("expect.") else exact
+        case Integral():  # an int, an IntEnum, an int of numpy
+            return int(value)
+        case float():
+            return float(value)
+        case str() | PathLike():
+            return fsdecode(value)
+    expected = "text, a number, true or false, a list or a table"
+    problems.append(f"{key[:100]}: expected {expected}, found a value of type "
+                    f"{type(value).__name__}")
+    return None
 
 
 def merged(tables: Table, changes: Table) -> dict[str, Any]:

@@ -214,11 +214,11 @@ def test_the_snapshot_shows_what_the_verdict_assumes(
 ) -> None:
     """Played from its beginning, its steps reserve and allocate what `--memory` says; it never
     holds more than the device has."""
-    (tmp_path / "huge.toml").write_text(text)
+    more = "allocator = { expandable_segments = true }\n" if expandable else ""
+    (tmp_path / "huge.toml").write_text(text + more)
     file = tmp_path / "huge.pickle"
-    more = ["--expandable-segments"] if expandable else []
-    assert main(["show", str(tmp_path / "huge.toml"), "--snapshot", str(file), *more]) == 0
-    verdict = of(load(tmp_path / "huge.toml").with_parts(expandable_segments=expandable))
+    assert main(["show", str(tmp_path / "huge.toml"), "--snapshot", str(file)]) == 0
+    verdict = of(load(tmp_path / "huge.toml"))
     assert verdict.built_on_device is on_device
     reserved = allocated = built = 0
     peaks = {"reserved": 0, "allocated": 0}

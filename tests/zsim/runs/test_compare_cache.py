@@ -149,8 +149,6 @@ def test_saved_runs_keep_the_record_and_those_of_cpus_do_not_mention_it(
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"active_bytes": 10**15}, "whose live bytes are more than its reserved ones"),
-    ({"segments": -1}, "whose live bytes are more than its reserved ones"),
     ({"segments": "two"}, "segments"), ({"pool": 1}, "pool"),
 ])
 def test_a_damaged_record_is_refused(

@@ -135,18 +135,6 @@ def with_parts(run: RunRecord, *parts: PartRecord, **provenance: str) -> RunReco
     return replace(run, ranks=ranks, backend="real", provenance={**run.provenance, **provenance})
 
 
-@pytest.mark.parametrize("part", [
-    PartRecord("sideward", 0, 1, 1), PartRecord("forward", -1, 1, 1),
-    PartRecord("forward", 0, -1, 1),
-])
-def test_a_saved_run_with_a_part_that_cannot_be_is_refused(
-    part: PartRecord, tmp_path: Path
-) -> None:
-    saved.save(with_parts(simulated(), part), tmp_path / "run.json")
-    with pytest.raises(saved.SavedRunError, match="a part of a step that is none of"):
-        saved.load(tmp_path / "run.json")
-
-
 def test_a_saved_run_without_parts_is_still_read_and_says_what_it_does_not_tell(
     tmp_path: Path
 ) -> None:

@@ -16,7 +16,6 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of `zsim fit`."""
     command.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
     shared_options.module_option(command)
-    shared_options.allocator_option(command)
     shared_options.json_option(command)
 
 

@@ -40,7 +40,6 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="write the allocator's history for PyTorch's memory visualiser",
     )
     shared_options.module_option(command)
-    shared_options.allocator_option(command)
     shared_options.json_option(command)
 
 
