@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from zsim.analysis.alternatives import changes
 from zsim.analysis.fit.fit import ways
@@ -30,7 +28,6 @@ from zsim.autograd.traced.model import (
 from zsim.autograd.traced.traced_file import dump, load, parse, save
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.files import PlaceError
-from zsim.io.json_reader import MAX_NAME
 from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free
@@ -154,19 +151,6 @@ activation_checkpointing = {{ {more} }}
         parsed('mode = "full", every = 2')
 
 
-@pytest.mark.parametrize("damage", [
-    lambda table: table["recomputing"][0].pop(), lambda table: table["recomputing"][0][1].pop(),
-    lambda table: table["recomputing"][0][0].update(mode="none"),
-    lambda table: table["recomputing"][0][0].update(recompute=["linear"]),
-    lambda table: table["recomputing"][0][1][0]["forward"]["memory"].pop(),
-])
-def test_a_damaged_variant_is_refused(damage: Any) -> None:
-    table = json.loads(dump(with_every_block_recomputed()))
-    damage(table)
-    with pytest.raises(ZsimError):
-        parse(json.dumps(table).encode())
-
-
 def with_other_lowered_modules(
     unit_hooks: UnitHooks = "none", gradient: str = "blocks.0.fc1.bias"
 ) -> TracedModel:
@@ -229,20 +213,6 @@ def test_gradients_are_of_parameters_alone() -> None:
         match=r"^blocks.0: expected gradients of parameters of its own unit.* found blocks.0.fc1.bias#2",  # noqa: E501
     ):
         check(with_other_lowered_modules("none", "blocks.0.fc1.bias#2"))
-
-
-@pytest.mark.parametrize("damage", [
-    lambda rows: rows[0].pop("unit_hooks"), lambda rows: rows[0].update(unit_hooks="fully_shard"),
-    lambda rows: rows[0].update(checkpointing=1), lambda rows: rows[0].update(checkpointing=[{}]),
-    lambda rows: rows[0]["lowered"].pop(), lambda rows: rows[0]["lowered"][0].update(unit="root"),
-    lambda rows: rows[0]["lowered"][0]["forward"]["memory"].pop(),
-    lambda rows: rows.extend(rows * 100),
-])
-def test_damaged_ones_are_refused(damage: Any) -> None:
-    table = json.loads(dump(with_other_lowered_modules()))
-    damage(table["hook_variants"])
-    with pytest.raises(ZsimError):
-        parse(json.dumps(table).encode())
 
 
 def test_the_loss_and_its_gradient_are_found_under_their_usual_names() -> None:
@@ -380,33 +350,10 @@ def without_last_free() -> TracedModel:
 
 
 @pytest.mark.parametrize(("broken", "message"), [
-    (replace(MODEL, lowered=()),
-     "mlp-tiny: expected one lowered module for each module, and at least one"),
-    (replace(MODEL, units=(*SPEC.units, SPEC.units[1])),
-     "blocks.0: expected one unit, parameter or module"),
-    (replace(MODEL, units=SPEC.units[:-1]),
-     "blocks.2: expected a unit of the model, found blocks.2"),
-    (first_with(after_root=True),
-     "blocks.0: expected the root's last module alone after the root, found another one"),
     (without_last_free(),
      "expected a buffer that is freed by the end of backward, found it still lives"),
     (first_with(forward=replace(MODEL.lowered[0].forward, memory=(Free("x"),))),
      "blocks.0: expected every buffer allocated once and freed once, found x"),
-    (
-        first_with(forward=replace(
-            MODEL.lowered[0].forward, memory=(Alloc("x", "activations", 1),) * 2
-        )),
-        "blocks.0: expected every buffer allocated once and freed once, found x",
-    ),
-    (
-        replace(
-            MODEL,
-            lowered=(
-                replace(MODEL.lowered[0], backward=MODEL.lowered[1].backward), *MODEL.lowered[1:],
-            ),
-        ),
-        "blocks.0: expected",
-    ),
 ])
 def test_what_does_not_hold_together_is_named(broken: TracedModel, message: str) -> None:
     with pytest.raises(TracedModelError, match=message):
@@ -453,17 +400,9 @@ def changed(change: Callable[[Any], Any]) -> bytes:
      'file: devices[0]: expected "cpu" or "cuda", found "**/*"'),
     (lambda t: t["batch"].update(micro_batch=-1),
      "file: batch.micro_batch: expected at least 0, found -1"),
-    (lambda t: t["batch"].update(micro_batch=True),
-     "file: batch.micro_batch: expected a whole number, found true"),
-    (lambda t: t["batch"].update(micro_batch=1.5), "micro_batch: expected a whole number"),
     (lambda t: t.update(buffer_nbytes=2**63), "file: buffer_nbytes: expected at most 9,223"),
-    (lambda t: t.update(casts_input=1), "file: casts_input: expected true or false, found 1"),
     (lambda t: t.update(name="a name"),
      "file: name: expected a name of 1 to 400 characters without blanks"),
-    (lambda t: t.update(name="n" * (MAX_NAME + 1)), "file: name: expected a name"),
-    (lambda t: t.update(modules={}), "file: modules: expected a list, found {}"),
-    (lambda t: t.update(modules=[], hook_variants=[]),
-     "mlp-tiny: expected one lowered module for each module, and at least one"),
     (lambda t: t["units"][1]["parameters"][0].update(thawed=True),
      "file: units[1].parameters[0].thawed: expected no such key"),
     (lambda t: t["units"][1]["parameters"][0].update(shape=[1] * 17),
@@ -474,13 +413,8 @@ def changed(change: Callable[[Any], Any]) -> bytes:
      "file: units[1].parameters[0]: expected at most 2^63 - 1 elements"),
     (lambda t: memory(t).append(["+", "y", "gold", 1]),
      'modules[0].lowered.forward.memory[4][2]: expected "parameters", "gradients"'),
-    (lambda t: memory(t).append(["+", "y"]),
-     "modules[0].lowered.forward.memory[4][2]: expected a value, found nothing"),
-    (lambda t: memory(t).append(["-", "y", "z"]), "memory[4]: expected at most 2 entries"),
-    (lambda t: memory(t).append(["run", "y"]), SIGNS), (lambda t: memory(t).append([]), SIGNS),
+    (lambda t: memory(t).append(["run", "y"]), SIGNS),
     (lambda t: memory(t).append(["+", "y", "activations", 1]), "y: expected a buffer that"),
-    (lambda t: t["modules"][0]["lowered"]["forward"]["kernels"].append(["mm", 1, 2]),
-     "forward.kernels[3][3]: expected a value, found nothing"),
     (lambda t: t["modules"][0]["reads"].append(["head.weight", ""]), "mlp-tiny"),
     (lambda t: t["modules"][1]["reads"].append(["blocks.0.fc1.weight", ""]),
      "blocks.1: expected parameters of its own"),
@@ -531,36 +465,6 @@ def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         load(tmp_path / "none.json")
     with pytest.raises(PlaceError, match="expected a file that can be written"):
         save(MODEL, tmp_path)
-
-
-@given(data=st.data())
-def test_any_one_change_to_a_file_is_refused_or_makes_a_model_that_plans(
-    data: st.DataObject
-) -> None:
-    """The value at a random place is replaced; nothing but a ZsimError may come of it."""
-    table = json.loads(dump(MODEL))
-    parent, key = table, "units"
-    while isinstance(parent[key], list | dict) and parent[key] and data.draw(st.integers(0, 5)):
-        parent = parent[key]
-        key = data.draw(
-            st.sampled_from(sorted(parent) if isinstance(parent, dict) else range(len(parent)))
-        )
-    junk = st.one_of(
-        st.none(), st.booleans(), st.integers(), st.text(max_size=5), st.just([]), st.just({}),
-        st.floats(),
-    )
-    parent[key] = data.draw(junk)
-    try:
-        model = parse(json.dumps(table).encode())
-    except ZsimError:
-        return
-    modules = model.modules_for(model.batch, dtype=model.dtype, casts_input=True)
-    training = Training(
-        model=model, modules=modules, batch=BATCH, precision=Precision(parameters=model.dtype)
-    )
-    strategy = STRATEGIES["zero3"]
-    program = strategy.plan(training, mesh=Mesh(dp_shard=2), options=strategy.options())
-    assert replay(program.ranks[0], timeline=False)["steady"].peak_bytes >= 0
 
 
 TRACED_SCENARIO = """

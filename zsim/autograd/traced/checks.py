@@ -1,4 +1,4 @@
-"""Laws of a traced model: unique names, parameters with an owner, buffers that live and die once.
+"""Laws of a traced model: parameters with an owner, buffers that live and die once.
 
 A law is a function that yields its breaches, each as (place, what is there instead); the table
 `LAWS` names it by what it expects. A law may rely on those before it in the table.
@@ -7,17 +7,14 @@ A law is a function that yields its breaches, each as (place, what is there inst
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from zsim.autograd.lowered import (
     Accumulated,
-    InnerCall,
     LoweredModule,
     ParameterGradient,
-    Recomputed,
     TapeEvent,
 )
 from zsim.autograd.tape import SEED
@@ -104,58 +101,12 @@ def problems(
             yield where, expected, instead
 
 
-def names_are_unique(of: Lowering) -> Breaches:
-    """No two units, parameters or modules share a name."""
-    for things in (of.model.units, of.model.parameters, of.model.modules):
-        for fqn, count in Counter(thing.fqn for thing in things).items():
-            if count > 1:
-                yield fqn, "more"
-
-
-def parameters_are_registered(of: Lowering) -> Breaches:
-    """A list of registered parameters holds each one once."""
-    fqns = sorted(parameter.fqn for parameter in of.model.parameters)
-    if of.model.registered and sorted(of.model.registered) != fqns:
-        yield of.model.name, "others"
-
-
-def modules_are_lowered(of: Lowering) -> Breaches:
-    """Lowered modules follow the model's, one by one."""
-    names, lowered = ([(m.fqn, m.unit) for m in ms] for ms in (of.model.modules, of.lowered))
-    if not lowered or names != lowered:
-        yield of.model.name, "other ones"
-
-
-def only_the_loss_comes_after_the_root(of: Lowering) -> Breaches:
-    """The caller of the root computes the last module, if any."""
-    for index, module in enumerate(of.lowered):
-        is_last = 0 < index == len(of.lowered) - 1 and module.unit == ROOT
-        if module.after_root and not is_last:
-            yield module.fqn, "another one"
-
-
-def modules_lie_in_units(of: Lowering) -> Breaches:
-    """Each module belongs to a unit."""
-    units = {ROOT, *(unit.fqn for unit in of.model.units)}
-    for module in of.model.modules:
-        if module.unit not in units:
-            yield module.fqn, module.unit
-
-
 def modules_read_gathered_parameters(of: Lowering) -> Breaches:
     """Parameters of other units are sharded while a module runs."""
     for module in of.model.modules:
         for fqn in (fqn for op in module.operators for fqn in (op.weight, op.bias) if fqn):
             if not lies_in(module.unit, of.owner.get(fqn, "")):
                 yield module.fqn, fqn
-
-
-def cached_casts_are_made_in_forward(of: Lowering) -> Breaches:
-    """Autocast's cache holds buffers of forward."""
-    made = {event.buffer for _, event in of.forward if isinstance(event, Alloc)}
-    for buffer in of.freed_after_forward:
-        if buffer not in made:
-            yield of.model.name, buffer
 
 
 def gradients_are_of_gathered_parameters(of: Lowering) -> Breaches:
@@ -187,25 +138,6 @@ def marked_gradients_are_accumulated(of: Lowering) -> Breaches:
     for fqn, (_, letters) in sorted(of.turns.items()):
         if letters[-1] in "mc":
             yield fqn, "one that is only made"
-
-
-def nested_units_are_called_in_recomputations(of: Lowering) -> Breaches:
-    """A recomputation enters and leaves units of the model, between its own kernels."""
-    units = {unit.fqn for unit in of.model.units}
-    for module, event in (*of.forward, *of.backward):
-        if isinstance(event, InnerCall) and (
-            event.unit not in units or event.kernels > len(module.recompute)
-        ):
-            yield module.fqn, event.unit
-
-
-def recomputations_have_one_mark(of: Lowering) -> Breaches:
-    """`Recomputed` stands once in the backward of each module that recomputes."""
-    marked = [
-        module.fqn for module, event in (*of.forward, *of.backward) if isinstance(event, Recomputed)
-    ]
-    if marked != [module.fqn for module in reversed(of.lowered) if module.recompute]:
-        yield of.model.name, "other marks"
 
 
 def _live_buffers(of: Lowering) -> tuple[list[tuple[str, str]], set[str]]:
@@ -255,15 +187,9 @@ def backward_ends_with_the_loss(of: Lowering) -> Breaches:
 
 
 LAWS: dict[str, Law] = {
-    "one unit, parameter or module of this name": names_are_unique,
-    "every parameter registered once": parameters_are_registered,
-    "one lowered module for each module, and at least one": modules_are_lowered,
-    "the root's last module alone after the root": only_the_loss_comes_after_the_root,
-    "a unit of the model": modules_lie_in_units,
     "parameters of its own unit, of one that it lies in, or the root's": (
         modules_read_gathered_parameters
     ),
-    "what goes after forward to be made in it": cached_casts_are_made_in_forward,
     "gradients of parameters of its own unit, of one that it lies in, or the root's": (
         gradients_are_of_gathered_parameters
     ),
@@ -271,11 +197,7 @@ LAWS: dict[str, Law] = {
     "gradients in backward, each until it is accumulated": (
         gradients_come_before_their_accumulation
     ),
-    "calls of units that there are, between kernels that are recomputed": (
-        nested_units_are_called_in_recomputations
-    ),
     "every buffer allocated once and freed once": buffers_alternate,
-    "one mark in the backward of each module that recomputes": recomputations_have_one_mark,
     "a buffer that is freed by the end of backward": buffers_are_freed,
     "a gradient that is accumulated": marked_gradients_are_accumulated,
     "a gradient in every backward": trained_parameters_get_gradients,
