@@ -15,7 +15,7 @@ from zsim.calibration.fitting.fit_collectives import FittedCurves
 from zsim.calibration.fitting.fit_steps import MOVED, OF_ATTENTION, PRODUCTS, Fitted
 from zsim.errors import Caveat
 from zsim.presets import preset_table
-from zsim.scenario.parts.cluster_file import LEAST_WIDTH, MOST_WIDTH
+from zsim.scenario.parts.cluster_schema import LEAST_WIDTH, MOST_WIDTH
 from zsim.scenario.tables import in_line
 
 

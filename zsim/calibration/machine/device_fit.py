@@ -24,7 +24,7 @@ from zsim.engine.costs.kernel_time import STREAMS, kernel_ns
 from zsim.engine.execution import Execution
 from zsim.ir.ops import Kernel, is_attention
 from zsim.runs.backend import DeviceMeasurements, DeviceRequest
-from zsim.scenario.parts.cluster_file import LEAST_WIDTH, MOST_WIDTH
+from zsim.scenario.parts.cluster_schema import LEAST_WIDTH, MOST_WIDTH
 
 ALONE = Execution(products="alone")
 ATTENTION = "flash2"

@@ -24,7 +24,7 @@ from zsim.errors import ZsimError
 from zsim.ir.ops import COLLECTIVES, Kernel
 from zsim.ir.program import Program
 from zsim.runs.backend import MachineMeasurements, MachineRequest
-from zsim.scenario.parts.cluster_file import LEAST_WIDTH, MOST_WIDTH
+from zsim.scenario.parts.cluster_schema import LEAST_WIDTH, MOST_WIDTH
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 
