@@ -135,7 +135,9 @@ def _without(config: Config, dropped: tuple[str, ...], notes: Notes) -> Config:
         *path, last = name.split(".")
         for part in path:
             table = table.get(part) if isinstance(table, dict) else None
-        if not isinstance(table, dict) or last not in table:
+        spelt = (last, f"fsdp_{last}", last.removeprefix("fsdp_"))  # fsdp_config has both
+        last = next((key for key in spelt if isinstance(table, dict) and key in table), "")
+        if not last:
             notes.problem(f"--drop {name}", "no such key in the config")
             continue
         del table[last]

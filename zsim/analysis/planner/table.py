@@ -209,7 +209,7 @@ def _kind(reason: str) -> str:
     }
     head = next((text for begin, text in heads.items() if reason.startswith(begin)), "")
     if head or "sequences are no multiple" in reason:
-        return head or "do not divide the global batch"
+        return head or "with sizes that do not divide the global batch"
     if " are asked" in reason:
         return "too dear for the budget" if reason.startswith("costs") else "too slow for the days"
     return "on the front as well" if reason.endswith("% time") else reason

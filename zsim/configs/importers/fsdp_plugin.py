@@ -72,8 +72,9 @@ def _first(fsdp: ConfigKeys, draft: Draft, *, replicas: int) -> None:
     draft.put("strategy.use_orig_params", original)
     draft.put("strategy.limit_all_gathers", limit)
     if offload:
-        draft.notes.problem(f"{fsdp.prefix}offload_params", "expected false with FSDP1, found "
-                                                            "true; it is modelled with version 2")
+        key = f"{fsdp.prefix}offload_params"
+        draft.notes.problem(key, "expected false with FSDP1, found true; it is modelled with "
+                                 f"version 2; --drop {key} keeps parameters on the GPU")
     if replicas > 1:
         draft.put("strategy.dp_replicate", replicas)
     elif hybrid and draft.cluster is not None:

@@ -84,4 +84,6 @@ def run(options: argparse.Namespace) -> int:
     if out and plan.recommended:
         files.write(out, plan.recommended.to_toml())
         terminal.wrote(out, "; zsim run simulates it")
+    elif out:
+        terminal.note(f"{out} is not written, as nothing is to take")
     return 0 if plan.recommended else 1
