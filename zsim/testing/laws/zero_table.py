@@ -210,21 +210,21 @@ def _engine(scenario: Scenario, rank: int, states: _States) -> Held:
 
 
 def _sharded_engine(scenario: Scenario, rank: int, states: _States) -> Held:
-    """DeepSpeed 3: each parameter in equal shards, small ones whole beside them. Gradients of
-    shards stay; a sub-group of shards is one tensor of the optimizer."""
+    """DeepSpeed 3: each parameter in equal shards, small ones whole beside them, frozen or not.
+    Gradients of shards stay; a sub-group of shards is one tensor of the optimizer."""
     ranks, options = scenario.mesh.dp_shard, scenario.options
     shards = [-(-each.numel // ranks) for each in _trained(scenario, states)]
     most = options.stage3_param_persistence_threshold
-    whole = [
-        shard * ranks for shard, each in zip(shards, _trained(scenario, states), strict=True)
-        if each.numel <= most
+    stored = [
+        (-(-each.numel // ranks), ranks if each.numel <= most else 0)
+        for each in scenario.model.parameters
     ]
     groups, filled = 0, 0
     for shard in shards if options.sub_group_size < sum(shards) else ():
         groups, filled = groups + (filled == 0), filled + shard
         filled = 0 if filled >= options.sub_group_size else filled
     return {
-        "parameters": (sum(shards) + sum(whole)) * states.parameter,
+        "parameters": sum(shard * (1 + whole) for shard, whole in stored) * states.parameter,
         "gradients": sum(shards) * states.parameter,
         "optimizer_states": sum(shards) * (MASTER + states.element)
         + max(1, groups) * states.counter,

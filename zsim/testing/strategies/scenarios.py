@@ -69,12 +69,13 @@ def scenario_tables(
     assume(fitting)
     strategy = draw(strategy_tables(ranks, fitting))
     offload = draw(offload_tables(strategy["name"]))
+    frozen = draw(frozen_patterns(model, strategy=strategy["name"]))
     if strategy["name"] in SHARDED_ENGINE:
         again = {"mode": draw(st.sampled_from(["none", "full"]))}
         return {
             **tables, "cluster": {"preset": preset, "ranks": ranks}, "strategy": strategy,
             "precision": precision, "optimizer": optimizer, "offload": offload,
-            "activation_checkpointing": again,
+            "activation_checkpointing": again, "frozen": frozen,
         }
     again = draw(checkpointing_tables(model))
     if "autocast" in precision and "save" in again and not runs_once(tables):
@@ -84,7 +85,7 @@ def scenario_tables(
         "wrapping": draw(
             wrapping_tables(model, strategy=strategy["name"], checkpointing=again)
         ),
-        "frozen": draw(frozen_patterns(model, strategy=strategy["name"])), "offload": offload,
+        "frozen": frozen, "offload": offload,
     }
     return {
         **tables, **{key: value for key, value in named.items() if value},

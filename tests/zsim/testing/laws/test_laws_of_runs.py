@@ -22,6 +22,10 @@ from zsim.testing import strategies
 from zsim.testing.laws import LAWS, LawError, breaches, check_laws, law, of_runs
 
 pytest_plugins = ["pytester"]
+ENDING = [
+    file for file in sorted((ROOT / "scenarios").rglob("*.toml"))
+    if "ends = false" not in file.read_text()
+]
 
 
 @WHOLE
@@ -29,6 +33,11 @@ pytest_plugins = ["pytester"]
 def test_every_run_of_all_ranks_obeys_what_is_asked_of_each_run(scenario: zsim.Scenario) -> None:
     run = zsim.simulate(scenario, all_ranks=True)
     assert check_laws(run, simulating=False) == sum(not each.simulates for each in LAWS.values())
+
+
+@pytest.mark.parametrize("file", ENDING, ids=lambda file: file.stem)
+def test_every_scenario_of_the_project_obeys_what_is_asked_of_each_run(file: Path) -> None:
+    assert check_laws(zsim.simulate(zsim.load(file)), simulating=False) > 5
 
 
 @pytest.fixture(scope="module")
