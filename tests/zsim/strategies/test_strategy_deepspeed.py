@@ -13,6 +13,7 @@ from tests.support.folders import ROOT
 from zsim.analysis.alternatives import moved
 from zsim.errors import ScenarioError
 from zsim.ir.buffers import role_of
+from zsim.ir.laws import program_laws
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc
 from zsim.models.called_modules import by_block
@@ -252,6 +253,12 @@ def gathered(case: Scenario, phase: str = "steady") -> list[int]:
 
 def padded(parameters: Any, ranks: int = 2) -> int:
     return sum(4 * ranks * -(-parameter.numel // ranks) for parameter in parameters)
+
+
+def test_hpzs_copies_of_frozen_parameters_that_no_backward_needs_stay() -> None:
+    apart = {**GPT, "sizes": {**GPT["sizes"], "tied": False}}
+    case = sharded(model=apart, zero_hpz_partition_size=2).with_(frozen=["w?e.*", "blocks.0.*"])
+    assert program_laws.breaches(plan(case, device="cpu")) == ()
 
 
 def test_without_gathering_ahead_each_module_is_gathered_in_both_passes() -> None:

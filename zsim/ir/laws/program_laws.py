@@ -54,6 +54,7 @@ def every_op_can_run(step: RankStep) -> Iterator[str]:
 def every_unshard_is_resharded(step: RankStep) -> Iterator[str]:
     """Unsharded parameters are gone when a step ends whose optimizer steps their unit, since the
     next step would read old values. Others may stay for the next step, which reads or frees them.
+    Those made in construction may stay unread, as hpZ's copies of frozen parameters.
     """
     trained = {op.unit for op in step.ops if op.kind in REDUCTIONS or op.stream in REDUCTIONS}
     read = {unit for op in step.following for unit in op.reads}
@@ -62,7 +63,9 @@ def every_unshard_is_resharded(step: RankStep) -> Iterator[str]:
     for made in unsharded(step.after):
         if made.op.unit in trained:
             yield f"{made}, outlives the step, and its unit is trained"
-        elif made.op.unit not in read and made.alloc.buffer not in used:
+        elif made.stretch != "construction" and not (
+            made.op.unit in read or made.alloc.buffer in used
+        ):
             yield f"{made}, outlives the step, and the next one neither reads nor frees it"
 
 
