@@ -19,6 +19,8 @@ from zsim.runs.metrics import Traffic
 if TYPE_CHECKING:
     from zsim.runs.run import Run
 
+__tracebackhide__ = True  # reports of pytest end at the user's own line
+
 
 class PeakMemory(Bytes):
     """The peak memory of a Run, in bytes."""

@@ -10,6 +10,7 @@ from zsim.models.spec import ModelSpec, ParamGroup
 from zsim.runs.run import Run
 from zsim.scenario.scenario import Scenario
 
+__tracebackhide__ = True  # reports of pytest end at the user's own line
 MOST_LISTED = 12
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Protocol
 
 import pytest
+import torch
 
 from tests.zreal.testing import sharded_ranks
-from zreal.testing import RankPool, RanksFailed
+from zreal.testing import RankPool, RanksFailed, check_optimizer
 from zreal.testing.sharded.collectives import DTYPES, NUMELS
 from zreal.testing.sharded.optimizer import MODELS
+from zsim.errors import ArgumentError
 
 pytestmark = pytest.mark.gloo
 
@@ -37,6 +39,12 @@ def test_sharded_optimizers_step_as_one_process(rank_pool: Pool, name: str, worl
 @pytest.mark.parametrize("name", ["fully_shard", "DDP", "FSDP", "own", "own, no_sync"])
 def test_wrapped_modules_train_as_one_process(rank_pool: Pool, name: str) -> None:
     assert rank_pool(3).run(sharded_ranks.module, name) == [6] * 3
+
+
+def test_an_optimizer_in_place_of_a_function_that_makes_one_is_refused() -> None:
+    made = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    with pytest.raises(ArgumentError, match="reference: expected a function .* found an AdamW; as"):
+        check_optimizer(lambda parameters: made, made)  # type: ignore[arg-type]
 
 
 BROKEN = {

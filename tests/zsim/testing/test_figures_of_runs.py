@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import pytest
 
@@ -110,6 +111,22 @@ def test_every_explanation_fits_into_what_pytest_prints(file):
         lines = comparison_lines("<", figure, -1)
         assert 2 <= len(lines) <= 8
         assert sum(map(len, lines)) <= 640
+
+
+def test_reports_of_failing_checks_end_at_the_users_own_line(sessions):
+    sessions.scenario("fsdp2-mlp-4")
+    sessions.tests(
+        "from zsim.testing import assert_units, check_laws, check_sharding\n"
+        "RUN = zsim.simulate(zsim.load('scenarios/fsdp2-mlp-4.toml'))\n"
+        "def test_units():\n    assert_units(RUN, ['root'])\n"
+        "def test_counts():\n    RUN.collectives.count('allgather')\n"
+        "def test_laws():\n    check_laws(RUN, without=['no such law'])\n"
+        "def test_shards():\n    check_sharding(lambda rows, rank, world: rows, sum)\n"
+    )
+    result = sessions.run()
+    result.assert_outcomes(failed=4)
+    ends = [line for line in result.outlines if re.match(r"\S+\.py:\d+: ", line)]
+    assert [line.partition(":")[0] for line in ends] == ["test_user.py"] * 4
 
 
 def test_a_failing_assertion_shows_what_is_behind_it(sessions):

@@ -13,6 +13,7 @@ from zreal.testing.names import named
 from zsim.io.units import counted
 from zsim.testing.sharding import ShardLawError
 
+__tracebackhide__ = True  # reports of pytest end at the user's own line
 Group = dist.ProcessGroup | None
 
 

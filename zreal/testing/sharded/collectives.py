@@ -10,6 +10,7 @@ from torch import Tensor
 
 from zreal.testing.sharded.breaches import Breach, Group, differs, require
 
+__tracebackhide__ = True  # reports of pytest end at the user's own line
 NUMELS = (0, 1, 2, 3, 8, 61)
 """Elements of each rank's piece by default."""
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)

@@ -22,6 +22,7 @@ from zreal.testing.sharded.breaches import (
 )
 from zsim.errors import ArgumentError
 
+__tracebackhide__ = True  # reports of pytest end at the user's own line
 ROUNDED_OTHERWISE = 1e-3
 """Share of its way that a parameter may be apart: sums have another order, steps are rounded."""
 OUTPUTS = 1e-5

@@ -17,7 +17,10 @@ from zreal.testing.sharded.breaches import (
     require,
     shape_text,
 )
+from zsim.errors import ArgumentError
+from zsim.io.arguments import described
 
+__tracebackhide__ = True  # reports of pytest end at the user's own line
 Shapes = Sequence[tuple[int, ...]]
 MODELS: Sequence[Shapes] = (
     ((1,),), ((2,),), ((3,), (1,)), ((5, 3), (5,), (2, 5)), ((7, 11), (7,), (13, 7), (13,)),
@@ -53,6 +56,13 @@ def check_optimizer(
     Both are made of a list of parameters. With `reduces` each rank sets its own gradients and
     `sharded` takes their mean; without, gradients are the mean already, as DDP leaves them.
     """
+    for name, made in (("sharded", sharded), ("reference", reference)):
+        if isinstance(made, torch.optim.Optimizer) or not callable(made):
+            raise ArgumentError(
+                where=f"check_optimizer: {name}",
+                expected="a function that makes an optimizer of a list of parameters",
+                found=described(made), remedy="as lambda parameters: AdamW(parameters, lr=0.1)",
+            )
     for shapes in models:
         _require(sharded, reference, shapes, reduces, steps, tolerance, device, group)
     return len(models)

@@ -12,6 +12,7 @@ from zsim.ir.laws.run_laws import LawError
 from zsim.runs.run import Run
 from zsim.testing.laws import equivalences, monotonicities, of_runs, zero_table
 
+__tracebackhide__ = True  # reports of pytest end at the user's own line
 AskRun = Callable[[Run], Iterator[str]]
 """A law: a function that yields each breach in a Run as text, with rank, op and numbers."""
 MOST_TOLD = 8

@@ -8,6 +8,7 @@ from typing import Any
 from zsim.errors import ArgumentError
 from zsim.io.arguments import described
 
+__tracebackhide__ = True  # reports of pytest end at the user's own line
 Bounds = Callable[[int, int, int], Any]
 
 

@@ -14,6 +14,7 @@ from zsim.io.arguments import described
 from zsim.testing.sharding.laws import LAWS, Law, ShardCase
 from zsim.testing.sharding.values import Cut, Make
 
+__tracebackhide__ = True  # reports of pytest end at the user's own line
 WORLDS = (1, 2, 3, 4, 5, 7, 8, 16)
 """World sizes by default: one rank, powers of two, primes."""
 ROWS = (0, 1, 2, 3, 5, 7, 8, 13, 16, 31)

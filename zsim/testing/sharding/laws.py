@@ -13,6 +13,7 @@ from typing import Any
 
 from zsim.testing.sharding.values import Cut, elements, poisoned, shape_of
 
+__tracebackhide__ = True  # reports of pytest end at the user's own line
 Shape = tuple[int, ...]
 
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+__tracebackhide__ = True  # reports of pytest end at the user's own line
 Make = Callable[..., Any]
 """Makes a tensor of nested lists, as torch.tensor or numpy.array; `list` keeps the lists."""
 
