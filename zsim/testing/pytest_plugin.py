@@ -140,11 +140,6 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return file
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    """Lines on files that are no tests, below the number of those that are."""
-    return config.stash.get(LEFT_OUT, [])
-
-
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tell xdist's controller, which collects nothing, of the files that are no tests."""
     if hasattr(session.config, "workeroutput"):
@@ -161,8 +156,8 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print what the workers have told."""
-    for line in config.stash.get(LEFT_OUT_BY_WORKERS, {}):
+    """Print the files that are no tests, of this process and of xdist's workers."""
+    for line in (*config.stash.get(LEFT_OUT, ()), *config.stash.get(LEFT_OUT_BY_WORKERS, ())):
         terminalreporter.write_line(line)
 
 

@@ -184,13 +184,26 @@ def test_a_file_that_cannot_be_read_counts_so_that_a_test_says_why(tmp_path):
     assert is_scenario(tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize("text", ["", "model =\n", "[modle]\n[bacth]\n", "\0"])
+@pytest.mark.parametrize(
+    "text", ["model = {\n", "\0", "a" + ".a" * 9000 + " = 1", "x = " + "[" * 9000], ids=range(4)
+)
+def test_a_file_that_is_no_toml_fails_and_the_others_run(sessions, text):
+    sessions.scenario("ddp-mlp-2")
+    (sessions.path / "scenarios" / "bad.toml").write_text(text)
+    told, result = sessions.outcomes("scenarios")
+    assert told == {
+        "scenarios.bad.toml::unreadable": "failure", "scenarios.ddp-mlp-2.toml::sim": "passed",
+    }
+    result.stdout.fnmatch_lines(["scenarios/bad.toml: *"])
+
+
+@pytest.mark.parametrize("text", ["", "[modle]\n[bacth]\n"])
 def test_a_file_without_tables_of_a_scenario_is_told_by_name_and_fails_where_it_is_named(
     sessions, text
 ):
     sessions.scenario("ddp-mlp-2")
     (sessions.path / "scenarios" / "bad.toml").write_text(text)
-    result = sessions.run("scenarios")
+    result = sessions.run("scenarios", "-q")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines([
         "*scenarios/bad.toml: expected two of the tables batch, cluster, model, strategy, found "

@@ -52,12 +52,15 @@ def left_out(
 ) -> str | None:
     """The reason why a file is no test, "" where nobody asked for it; None for one that is.
 
-    A file that is named is a test, whatever it holds. `everywhere`: --zero-backend is given.
+    A file that is named is a test, whatever it holds; one that is no TOML fails wherever it is
+    asked for. `everywhere`: --zero-backend is given.
     """
     if str(file) in paths:
         return None
     asked_for = is_asked_for(file, paths, patterns)
     if not is_scenario(file):
+        if asked_for and not _is_toml(file):
+            return None
         expected = f"expected two of the tables {', '.join(sorted(ESSENTIAL))}, found fewer"
         return f"{expected}; name the file itself to see its mistakes" if asked_for else ""
     if asked_for or everywhere:
@@ -66,6 +69,22 @@ def left_out(
         return ("a scenario beside tests in Python is a test with --zero-backend=sim, or where the "
                 "file itself is named")
     return ""
+
+
+def _is_toml(file: Path) -> bool:
+    """False for a file that nothing can read as TOML; a very large one is not tried."""
+    import tomllib
+
+    from zsim.errors import ZsimError
+    from zsim.io import limits
+
+    try:
+        data = file.read_bytes()
+        if len(data) <= limits.MAX_BYTES:
+            tomllib.loads(limits.check_text(data, where=str(file)))
+    except (ZsimError, OSError, ValueError, OverflowError, RecursionError):
+        return False
+    return True
 
 
 def named(config: pytest.Config) -> list[str]:
@@ -136,7 +155,7 @@ class _Item(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """File and name, as the heading of a failure has them."""
-        return self.path, None, f"{self.path.name}: {self.name}"
+        return self.path, 0, f"{self.path.name}: {self.name}"
 
 
 class UnreadableItem(_Item):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -44,7 +44,9 @@ class SessionOptions:
         if self.require_backend:
             told = f"{reason} (--zero-require-backend)"
             raise pytest.fail.Exception(told, pytrace=False) from None
-        raise pytest.skip.Exception(reason) from None
+        skipped: Any = pytest.skip.Exception(reason)
+        skipped._use_item_location = True  # the report names the test, and no line of this package
+        raise skipped from None
 
 
 def read(

@@ -30,6 +30,8 @@ from zsim.testing.plugin.names_of_tests import file_name
 from zsim.testing.plugin.settings import SessionOptions
 from zsim.testing.regression import EDITED, INCOMPLETE
 
+__tracebackhide__ = True  # reports of pytest end at the user's own line
+
 
 class MisuseError(ArgumentError):
     """A test that asks the fixture for what it cannot give."""
@@ -87,7 +89,6 @@ class Zero:
         not available. It fails where the Run is worse than a saved one, or breaks a law of
         `zsim.testing.laws`. RankError where a rank fails.
         """
-        __tracebackhide__ = True
         chosen, worse = self.chosen(scenario), ""
         try:
             with without_torch_warnings():
