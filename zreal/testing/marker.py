@@ -47,6 +47,9 @@ def read(mark: pytest.Mark, world_sizes: list[int]) -> RanksMarker:
     if timeout is not None and not _is_number(timeout, int | float):
         raise _unfit(": timeout", "seconds, more than 0", timeout)
     backend = mark.kwargs.get("backend", BACKENDS[0])
+    if backend == "threads":
+        expected = "processes, of gloo or nccl, since threads share torch's state and its crashes"
+        raise _unfit(": backend", expected, backend)
     if backend not in BACKENDS:
         raise _unfit(": backend", f"one of {', '.join(BACKENDS)}", backend)
     return RanksMarker(

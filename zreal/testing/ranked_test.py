@@ -63,13 +63,21 @@ def _reported(item: pytest.Item, ranks: Ranks, kept: Kept) -> Iterator[None]:
     except RanksFailed as failure:
         notes = getattr(failure, "__notes__", ())
         raise pytest.fail.Exception("\n".join([str(failure), *notes]), pytrace=False) from None
+    except pytest.xfail.Exception:
+        raise
+    except pytest.fail.Exception as limit:  # pytest-timeout's, while ranks start
+        raise pytest.fail.Exception(f"before the test: {limit.msg}", pytrace=False) from None
     finally:
         ranks.end()
         for title, text in output.sections(ranks.folder, ranks.world_size):
             item.add_report_section("call", title, text)
         if kept.folder is not None and (kept.of == "all" or (failed and kept.of == "failed")):
             output.keep(ranks.folder, ranks.world_size, target=kept.folder)
-    _warn(ranks)
+    try:
+        _warn(ranks)
+    except Warning as warning:  # warnings are errors there
+        text = f"{type(warning).__name__}: {warning}"
+        raise pytest.fail.Exception(text, pytrace=False) from None
 
 
 def _run_examples(item: pytest.Function, ranks: Ranks) -> None:

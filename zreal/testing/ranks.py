@@ -19,12 +19,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import pytest
+
 from zreal.processes.descendants import descendants
 from zreal.processes.launch import attend, started
 from zreal.processes.rank_status import RankStatus
 from zreal.testing.judgement.leftovers import MARK, Known, end_leftovers, leftovers
+from zreal.testing.judgement.roll_call import roll_call
 from zreal.testing.judgement.verdict import RanksFailed, judge
-from zreal.testing.judgement.waits import DeadlockWatch, stranded, unmatched
+from zreal.testing.judgement.waits import DeadlockWatch, held_up, stranded, unmatched
 from zreal.testing.on_rank.bodies import CALL, END, copies_that_came_back
 from zreal.testing.session import environment
 from zsim.errors import ArgumentError
@@ -153,12 +156,16 @@ class Ranks:
     ) -> None:
         """Wait for the answers of all ranks, and judge them; ranks that fail are stopped."""
         try:
-            is_deadlock = self._wait(time.monotonic() + timeout_s, ending=ending)
+            is_deadlock = self._wait(what, time.monotonic() + timeout_s, ending=ending)
             judge(self._ranks, timeout_s=timeout_s, what=what, is_deadlock=is_deadlock)
         except RanksFailed:
             if not goes_on or not self._stand_together():
                 self.end()
             raise
+
+    def _places(self) -> str:
+        """The ranks that have not ended, with what each does and waits for."""
+        return f"{held_up(self._ranks)}{roll_call(self._ranks)}"
 
     def _stand_together(self) -> bool:
         """True where all ranks have answered, after the same collectives, and no message is on its
@@ -174,7 +181,7 @@ class Ranks:
         """End the ranks; fixtures are torn down first where no rank has died or waits."""
         if all(self._has_answered(rank) for rank in self._ranks):
             self._command(END)
-            self._wait(time.monotonic() + GENTLE_S, ending=True)
+            self._wait("its end", time.monotonic() + GENTLE_S, ending=True)
         self.stop()
 
     @staticmethod
@@ -182,8 +189,12 @@ class Ranks:
         is_alive = rank.process.exitcode is None
         return is_alive and isinstance(rank.result, dict) and "counts" in rank.result
 
-    def _wait(self, deadline: float, *, ending: bool) -> bool:
-        """Wait until all ranks are done, or cannot be; True for a deadlock."""
+    def _wait(self, what: str, deadline: float, *, ending: bool) -> bool:
+        """Wait until all ranks are done, or cannot be; True for a deadlock.
+
+        Whoever interrupts it is told what each rank does: the user by a note, pytest-timeout by
+        RanksFailed.
+        """
         watch, is_deadlock = DeadlockWatch(), False
 
         def look(ranks: Sequence[RankStatus]) -> None:
@@ -192,8 +203,14 @@ class Ranks:
             if is_deadlock or stranded(ranks):
                 raise _Stranded
 
-        with suppress(_Stranded):
-            attend(self._ranks, deadline=deadline, look=look, ending=ending)
+        try:
+            with suppress(_Stranded):
+                attend(self._ranks, deadline=deadline, look=look, ending=ending)
+        except KeyboardInterrupt as interruption:
+            interruption.add_note(self._places())
+            raise
+        except pytest.fail.Exception as limit:
+            raise RanksFailed(f"{what}: {limit.msg}\n{self._places()}") from None
         return is_deadlock
 
     def _result(self, number: int, rank: RankStatus) -> Any:

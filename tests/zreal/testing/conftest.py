@@ -66,6 +66,11 @@ class RankSessions:
             for name, report in self.reports(source, *arguments).items()
         }
 
+    def interrupted(self, source: str) -> list[str]:
+        """The lines that a session prints which KeyboardInterrupt ends."""
+        self.pytester.makepyfile(test_user=HEAD + source)
+        return self.pytester.runpytest_inprocess(*PLUGIN, no_reraise_ctrlc=True).outlines
+
     def end_when(self, condition: Callable[[Sequence[RankStatus]], bool]) -> None:
         """Let ranks be judged once a condition of them holds, and at no time by the clock."""
         self._monkeypatch.setattr(launch, "GRACE_S", 3600.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.zreal.testing.conftest import RankSessions
 
@@ -124,3 +125,27 @@ def test_it(rank):
     rank.assert_all_equal({"sharded": whole, "hybrid": hybrid[1].weight.full_tensor()})
     torch.testing.assert_close(whole, hybrid[1].weight.full_tensor())
 """) == {"test_it": "passed"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_nccl_ranks_train_and_are_held_to_each_other(
+    sessions: RankSessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_HOSTID", "one")  # two ranks may share a GPU
+    reports = sessions.reports("""
+from torch.distributed.fsdp import fully_shard
+
+@pytest.mark.ranks(2, backend="nccl")
+def test_training(rank):
+    model = torch.nn.Linear(4, 6, device=rank.device)
+    fully_shard(model, mesh=rank.mesh)
+    model(torch.ones(2, 4, device=rank.device) + rank.index).sum().backward()
+    rank.assert_all_equal(model.weight.grad.full_tensor())
+
+@pytest.mark.ranks(2, backend="nccl")
+def test_sizes(rank):
+    dist.all_reduce(torch.ones(2 + rank.index, device=rank.device))
+""")
+    assert reports["test_training"].passed
+    assert reports["test_sizes"].longreprtext.startswith("ranks enter different collectives")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 
 from tests.zreal.testing.conftest import RankSessions
+from zreal.processes.rank_status import RankStatus
 from zreal.processes.reports.stacks import Frame
 from zreal.testing.judgement.roll_call import body_frames, roll_call
+from zreal.testing.judgement.waits import held_up
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.gloo
@@ -162,15 +165,54 @@ def test_it(rank):
 def absent():
     time.sleep(3600)
 """)
-    head, first, sleeping, caller, majority, *frames = report.splitlines()
+    head, waits, first, sleeping, caller, majority, *frames = report.splitlines()
 
     assert head == "the test did not end on ranks 0-3 within 60 s"
+    assert waits == "ranks 0, 1, 3 wait in all_reduce #1 of 2 float32 over world for rank 2"
     assert first == "rank 2, last collective: all_reduce #0 of 2 float32 over world"
     assert sleeping.endswith('test_user.py", line 13, in absent')
     assert caller.endswith('test_user.py", line 9, in test_it')
     assert majority == others
     assert frames[-1].endswith('test_user.py", line 10, in test_it')
     assert "in all_reduce" in frames[0]
+
+
+LOOPING = """
+@pytest.mark.ranks(2)
+def test_it(rank):
+    while rank.index == 1:
+        pass
+    dist.all_reduce(torch.ones(2))
+"""
+PLACES = (
+    "rank 0 waits in all_reduce #0 of 2 float32 over world for rank 1",
+    "rank 1, last collective: no collective yet",
+    "rank 0, last collective: all_reduce #0 of 2 float32 over world",
+)
+
+
+def test_a_shorter_limit_of_pytest_timeout_tells_what_each_rank_does(
+    sessions: RankSessions
+) -> None:
+    def limit(ranks: Sequence[RankStatus]) -> bool:
+        if "rank 1" in held_up(ranks):
+            pytest.fail("Timeout (>1.0s) from pytest-timeout.")
+        return False
+
+    sessions.end_when(limit)
+    report = sessions.failure(LOOPING).splitlines()
+    assert report[0] == "the test: Timeout (>1.0s) from pytest-timeout."
+    assert tuple(line for line in report[1:] if not line.startswith("    ")) == PLACES
+
+
+def test_who_interrupts_a_hang_is_told_what_each_rank_does(sessions: RankSessions) -> None:
+    def interrupt(ranks: Sequence[RankStatus]) -> bool:
+        if "rank 1" in held_up(ranks):
+            raise KeyboardInterrupt
+        return False
+
+    sessions.end_when(interrupt)
+    assert set(PLACES[:2]) <= {*sessions.interrupted(LOOPING)}
 
 
 def test_frames_of_torch_that_call_each_other_are_told_as_one() -> None:

@@ -149,6 +149,22 @@ def test_processes_that_a_body_leaves_are_ended_and_told(sessions: RankSessions)
         time.sleep(0.05)
 
 
+def test_a_process_left_where_warnings_are_errors_is_told_without_code_of_ours(
+    sessions: RankSessions
+) -> None:
+    report = sessions.failure("""
+import subprocess
+
+@pytest.mark.ranks(2)
+def test_it(rank):
+    if rank.index == 0:
+        subprocess.run(["/bin/sh", "-c", "setsid sleep 3603 > /dev/null 2>&1 &"], check=True)
+""")
+    assert report == (
+        "PytestWarning: a rank left a process behind, which was ended: sleep 3603"
+    )
+
+
 def test_nothing_is_left_when_pytest_is_killed(sessions: RankSessions) -> None:
     sessions.pytester.makepyfile(test_user="""
 import os, pathlib, pytest, subprocess, time

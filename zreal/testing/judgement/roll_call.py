@@ -4,6 +4,7 @@ first."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from zreal.processes.rank_status import RankStatus
 from zreal.processes.reports.stacks import Frame, stacks
@@ -29,7 +30,7 @@ def roll_call(ranks: Sequence[RankStatus]) -> str:
             rank
         )
     lines = []
-    for (last, body), members in sorted(alike.items(), key=lambda item: len(item[1])):
+    for (last, body), members in sorted(alike.items(), key=_minority_first):
         lines.append(f"{named([rank.rank for rank in members])}, last collective: {last}")
         if any(is_stopped(rank.process.pid) for rank in members):
             lines.append("    stopped, as by SIGSTOP or a debugger")
@@ -39,6 +40,12 @@ def roll_call(ranks: Sequence[RankStatus]) -> str:
         if rank.done:
             ended.setdefault(rank.result["outcome"], []).append(rank.rank)
     return "\n".join([*lines, *(f"{named(which)} {how}" for how, which in ended.items())])
+
+
+def _minority_first(group: tuple[tuple[str, tuple[Frame, ...]], list[RankStatus]]) -> Any:
+    """The order of groups of ranks: the fewest first, and of two of a size one that waits last."""
+    (_, body), members = group
+    return len(members), bool(body) and body[0].waits
 
 
 def body_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:

@@ -17,7 +17,7 @@ from zreal.processes.rank_status import RankStatus
 from zreal.processes.reports.failure_report import UNKNOWN_EXIT_CODE, is_consequence
 from zreal.processes.reports.hang_report import slow_progress
 from zreal.testing.judgement.roll_call import roll_call
-from zreal.testing.judgement.waits import deadlock, stranded, unmatched
+from zreal.testing.judgement.waits import deadlock, held_up, stranded, unmatched
 from zreal.testing.names import is_member, named, without_nth
 from zreal.testing.requirements import skip
 from zsim.runs.launch.planned_collectives import number_of
@@ -93,7 +93,7 @@ def judge(
         waiting = [end.rank for end in ends if end.outcome == "waiting"]
         raise RanksFailed(stranded(ranks) or (is_deadlock and deadlock(ranks)) or (
             f"{what} did not end on {named(waiting)} within {timeout_s:g} s\n"
-            f"{_slow(ranks)}{roll_call(ranks)}"
+            f"{_slow(ranks)}{held_up(ranks)}{roll_call(ranks)}"
         ))
     if len(outcomes) > 1 or len({end.line for end in ends}) > 1:
         raise RanksFailed(f"ranks end {what} in different ways\n{_ways(ends)}")

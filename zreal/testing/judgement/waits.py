@@ -55,6 +55,20 @@ def deadlock(ranks: Sequence[RankStatus]) -> str:
     return _report("all ranks wait, and none can go on", ranks, waits, remedy=CROSSED)
 
 
+def held_up(ranks: Sequence[RankStatus]) -> str:
+    """Lines on ranks whose stacks show that they wait for others, with those others."""
+    waiting = [rank for rank in ranks if not rank.done]
+    frames, alike = stacks(waiting), dict[tuple[str, str], list[int]]()
+    for rank in waiting:
+        absent = [other.rank for other in _absent(rank, ranks)]
+        if absent and rank.rank in frames and frames[rank.rank][0].waits:
+            alike.setdefault((rank.last_collective, named(absent)), []).append(rank.rank)
+    return "".join(
+        f"{named(those)} {'waits' if len(those) == 1 else 'wait'} in {last} for {others}\n"
+        for (last, others), those in alike.items()
+    )
+
+
 @dataclass(slots=True)
 class DeadlockWatch:
     """Tells a deadlock from ranks that have announced much and are at work."""
