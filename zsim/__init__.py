@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from zsim.io.quantities import Bytes as Bytes
     from zsim.io.quantities import Duration as Duration
     from zsim.io.quantities import GiB as GiB
+    from zsim.io.quantities import KiB as KiB
     from zsim.io.quantities import MiB as MiB
     from zsim.io.quantities import ms as ms
     from zsim.io.units import UnitError as UnitError
@@ -64,6 +65,7 @@ _MODULES = {
     "GiB": "zsim.io.quantities",
     "Imported": "zsim.configs.imported",
     "JitteredSteps": "zsim.analysis.jitter",
+    "KiB": "zsim.io.quantities",
     "LintFinding": "zsim.analysis.lint.finding",
     "MiB": "zsim.io.quantities",
     "Plan": "zsim.analysis.planner",

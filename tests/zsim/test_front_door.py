@@ -33,7 +33,7 @@ SIGNATURES = {
     "Bytes": "size", "Candidate": None,
     "Comparison": "checks, predicted, measured, replaced, required", "Duration": "time, band",
     "Exported": None, "Fit": None, "GiB": "number", "Imported": None, "JitteredSteps": None,
-    "LintFinding": None, "MiB": "number",
+    "KiB": "number", "LintFinding": None, "MiB": "number",
     "Plan": None, "Run": "record, scenario, warnings, device_memory",
     "Scenario": f"{TABLES}, name, folder, unknown", "ScenarioError": "problems",
     "Sweep": None, "Why": None,

@@ -491,7 +491,7 @@ def _mismatch(collective: _Collective, ranks: Mapping[int, int]) -> DeadlockErro
         where=f"rank {rank.rank}, op {op.index} ({op.kind} {op.unit})",
         expected=f"the {_signed(theirs)} that rank {other.rank} issues at op {theirs.index} over "
                  f"{op.group}",
-        found=f"a {_signed(op)}",
+        found=_signed(op),
         remedy="ranks of one group must issue the same collectives in the same order",
     )
 

@@ -50,6 +50,15 @@ class Duration(int):
     __str__ = __repr__
 
 
+def KiB(number: float) -> Bytes:  # noqa: N802 (a unit is written so)
+    """`number` kibibytes, to the nearest byte.
+
+    >>> KiB(1.5)
+    1,536 B
+    """
+    return Bytes(_whole("KiB", number, 2**10))
+
+
 def MiB(number: float) -> Bytes:  # noqa: N802 (a unit is written so)
     """`number` mebibytes, to the nearest byte.
 

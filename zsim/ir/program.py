@@ -122,6 +122,11 @@ class Program:
         """The rank program of `rank`."""
         return self.ranks[self.assignment[rank]]
 
+    def __repr__(self) -> str:
+        ranks, kinds = len(self.assignment), len(self.ranks)
+        ops = sum(len(rank.steady) for rank in self.ranks)
+        return f"<Program: {ranks:,} ranks, {kinds:,} apart, {ops:,} ops in a step; str() has them>"
+
     def __str__(self) -> str:
         axes = " ".join(f"{axis}={size}" for axis, size in zip(AXES, self.mesh.shape, strict=True))
         runs = " ".join(f"{kind}x{len(list(same))}" for kind, same in groupby(self.assignment))

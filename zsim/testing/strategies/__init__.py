@@ -4,7 +4,7 @@ Programs.
 They shrink to small ones, and a failing scenario is printed as TOML.
 """
 
-from zsim.testing.strategies.faults import fault_plans
+from zsim.testing.strategies.faults import DELAYING, fault_plans
 from zsim.testing.strategies.scenarios import (
     clusters_of,
     models,
@@ -24,6 +24,7 @@ from zsim.testing.strategies.sizes import (
 )
 
 __all__ = [
-    "DrawnParameter", "clusters_of", "fault_plans", "meshes", "models", "numels", "param_groups",
-    "parameters", "programs", "scenario_tables", "scenarios", "shapes", "unit_trees", "world_sizes",
+    "DELAYING", "DrawnParameter", "clusters_of", "fault_plans", "meshes", "models", "numels",
+    "param_groups", "parameters", "programs", "scenario_tables", "scenarios", "shapes",
+    "unit_trees", "world_sizes",
 ]

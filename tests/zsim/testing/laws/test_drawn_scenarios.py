@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 import zsim
 from tests.support.cases.sampling import one_in
+from tests.support.folders import PARITY
 from zsim.ir.mesh import Mesh
+from zsim.ir.program import Program
 from zsim.models.spec import ROOT
 from zsim.testing import strategies
 from zsim.testing.strategies.sizes import DrawnParameter
@@ -56,6 +60,18 @@ def test_meshes_and_unit_trees_are_whole(mesh: Mesh, tree: dict[str, tuple[str, 
     assert mesh.world_size <= 12
     inside = [name for names in tree.values() for name in names]
     assert sorted([ROOT, *inside]) == sorted(tree)
+
+
+@settings(max_examples=5)
+@given(strategies.programs())
+def test_a_programs_repr_is_short_as_hypothesis_and_pytest_print_it(program: Program) -> None:
+    assert re.fullmatch(r"<Program: \d ranks, \d+ apart, \d+ ops in a step; .*>", repr(program))
+
+
+def test_the_kinds_of_fault_with_which_a_step_ends_are_public() -> None:
+    plans = strategies.fault_plans(zsim.load(PARITY / "ddp-mlp-2.toml"), kinds=strategies.DELAYING)
+    stopping = find(plans, lambda plan: len(plan) > 1, settings=QUIET)
+    assert {table["kind"] for table in stopping} <= {*strategies.DELAYING}
 
 
 def test_a_failing_example_is_printed_as_a_scenario_file(
