@@ -50,8 +50,8 @@ def run(options: argparse.Namespace) -> int:
     elif not targets:
         for line in result.text.splitlines():
             terminal.say(line)
-    for key in result.unsaid:
-        terminal.note(f"not in a config of {result.kind}: {key}")
+    if result.unsaid:
+        terminal.note(f"not in a config of {result.kind}: {'; '.join(result.unsaid)}")
     for target in list(targets.values())[-1:]:
         terminal.wrote(target, f", and {len(targets) - 1:,} more" if several else "")
     return 0

@@ -85,7 +85,7 @@ def _config(path: Path, options: argparse.Namespace, *, kind: str | None) -> int
         terminal.write_json(result.to_dict())
     elif out:
         for line in str(result).splitlines():
-            terminal.say(line)
+            terminal.say_wrapped(line, hanging=2)
     else:
         sys.stderr.write("".join(f"{visible(line)}\n" for line in str(result).splitlines()))
         for line in text.splitlines():
