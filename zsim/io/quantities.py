@@ -56,7 +56,7 @@ def KiB(number: float) -> Bytes:  # noqa: N802 (a unit is written so)
     >>> KiB(1.5)
     1,536 B
     """
-    return Bytes(_whole("KiB", number, 2**10))
+    return Bytes(round(number * 2**10))
 
 
 def MiB(number: float) -> Bytes:  # noqa: N802 (a unit is written so)
