@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from zsim.io.quantities import MiB as MiB
     from zsim.io.quantities import ms as ms
     from zsim.io.units import UnitError as UnitError
-    from zsim.runs.run import Comparison as Comparison
+    from zsim.runs.comparison import Comparison as Comparison
     from zsim.runs.run import Run as Run
     from zsim.runs.saved import SavedRunError as SavedRunError
     from zsim.scenario.scenario import Scenario as Scenario
@@ -57,7 +57,7 @@ _MODULES = {
     "BackendUnavailableError": "zsim.errors",
     "Bytes": "zsim.io.quantities",
     "Candidate": "zsim.analysis.fit.fit_table",
-    "Comparison": "zsim.runs.run",
+    "Comparison": "zsim.runs.comparison",
     "DeadlockError": "zsim.errors",
     "Duration": "zsim.io.quantities",
     "Exported": "zsim.configs.exported",

@@ -36,7 +36,7 @@ from tests.support.folders import PARITY, ROOT
 from zreal import torch_private
 from zreal.meters.cache import cache_record
 from zreal.observer.observer import observe
-from zsim import api
+from zsim.analysis.simulated_step import add_caches
 from zsim.ir.run import RunRecord
 from zsim.memory import fits
 from zsim.runs.unit_times import time_by_unit
@@ -100,7 +100,7 @@ def peaks(scenario: zsim.Scenario, device: str) -> dict[str, Any]:
     if device == "cuda":
         needs = fits.assess(planned(scenario))
         (cache, *_) = (
-            rank.cache for rank in api.with_caches(scenario, run.record, scenario.cluster).ranks
+            rank.cache for rank in add_caches(scenario, run.record, scenario.cluster).ranks
         )
         row["predicted_start_bytes"] = cache.start_bytes
         row["predicted_reserved_bytes"] = cache.reserved_bytes

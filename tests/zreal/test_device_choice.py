@@ -19,6 +19,7 @@ from zreal.backends import FakeBackend, GlooBackend, NcclBackend
 from zsim import api
 from zsim.cli.main import main
 from zsim.errors import ArgumentError
+from zsim.runs import real_run
 from zsim.runs.backend import RunOptions
 
 FILE = str(PARITY / "zero3-mlp-4.toml")
@@ -76,7 +77,7 @@ def test_python_has_the_same_choice() -> None:
     assert FakeBackend().on("cuda") == FakeBackend("cuda")
     for own in (GlooBackend(), NcclBackend()):
         assert own.on(own.device) is own
-        assert api.REAL_BACKENDS[own.device] == own.name
+        assert real_run.REAL_BACKENDS[own.device] == own.name
 
 
 def test_a_backend_of_others_without_that_choice_says_so(monkeypatch) -> None:

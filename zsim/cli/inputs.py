@@ -49,12 +49,12 @@ def load_with_options(options: argparse.Namespace) -> Scenario:
     """The scenario, with the own module that the command line names in place of its model."""
     scenario = load_one(options.scenario)
     if options.module is not None:
-        from zsim import api  # start-up: few bring a module of their own
-        from zsim.runs import registry
+        # start-up: few bring a module of their own
+        from zsim.runs import real_run, registry
         from zsim.runs.backend import RunOptions
 
         asked = RunOptions(module=options.module)
-        scenario = api.of_module(registry.SimBackend(), scenario, asked)
+        scenario = real_run.with_module(registry.SimBackend(), scenario, asked)
     return scenario
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from zsim import api
 from zsim.analysis import scenario_warnings
+from zsim.analysis.simulated_step import explain_step, simulated_step
 from zsim.analysis.why import Why
 from zsim.engine.timeline import Timeline
 from zsim.errors import ZsimError
@@ -16,6 +17,7 @@ from zsim.ir.run import RunRecord, band_of
 from zsim.memory import fits
 from zsim.memory.fits import MemoryVerdict
 from zsim.runs import metrics
+from zsim.runs.comparison import compare_records
 from zsim.runs.run import Run
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
@@ -40,7 +42,7 @@ class SimulatedStep:
 
     def why(self, rank: int) -> Why:
         """Exposed collectives and the critical path of `rank`."""
-        return api.reasons(self.scenario, self.program, self.timeline, rank=rank)
+        return explain_step(self.scenario, self.program, self.timeline, rank=rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ class ReportSide:
 def of_scenario(scenario: Scenario) -> ReportSide:
     """The side of a scenario; a ZsimError where it cannot be simulated."""
     run = api.simulate(scenario)
-    program, timeline = api.simulated_step(scenario)
+    program, timeline = simulated_step(scenario)
     step = SimulatedStep(
         scenario=scenario, run=run, program=program, timeline=timeline,
         memory=fits.assess(planned(scenario)),
@@ -136,7 +138,7 @@ def checks(sides: Sequence[ReportSide]) -> Rows:
         for predicted in simulated:
             if _of_one_experiment(predicted, measured):
                 try:
-                    comparison = api.compared(predicted, measured)
+                    comparison = compare_records(predicted, measured)
                 except ZsimError:  # such as other ranks: nothing to compare
                     continue
                 return [[each.name, each.status, each.detail] for each in comparison.checks]

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from zsim import api
 from zsim.analysis.critical_path import HELD, holding_causes, host_waits
+from zsim.analysis.simulated_step import explain_step, simulated_step
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives.nccl.tuner import bus_factor
 from zsim.cluster.ring_hops import Hop, hops
@@ -32,7 +32,7 @@ Rings = dict[tuple[int, ...], tuple[Hop, ...]]
 
 def trace_notes(scenario: Scenario, record: RunRecord) -> TraceNotes:
     """Notes on the shown ranks of `record`, which the simulator made of `scenario`."""
-    program, timeline = api.simulated_step(scenario)
+    program, timeline = simulated_step(scenario)
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
     known: dict[tuple[int, int], RankNotes] = {}
     notes: dict[int, RankNotes] = {}
@@ -42,7 +42,7 @@ def trace_notes(scenario: Scenario, record: RunRecord) -> TraceNotes:
         key = like, program.assignment[rank]
         ops, times = program.of_rank(rank).steady, timeline.ranks[like]
         if key not in known:
-            why = api.reasons(scenario, program, timeline, rank=rank)
+            why = explain_step(scenario, program, timeline, rank=rank)
             exposed = {each.op.index: (each.exposed_ns, each.reason) for each in why.exposed}
             known[key] = RankNotes(
                 spans=dict(_spans(program, ops, times, rank, costs, exposed)),

@@ -24,14 +24,9 @@ from zsim.ir.run import (
     RunRecord,
     Span,
     band_of,
-    both_simulated,
     sees,
 )
-from zsim.models.torch_versions import SUPPORTED
 from zsim.runs import metrics, saved
-from zsim.runs.compare.agreement import Agreement
-from zsim.runs.compare.aspects import Aspect
-from zsim.runs.compare.check import Check
 from zsim.runs.metrics import Figures, Traffic
 from zsim.runs.pictures import plots
 from zsim.runs.run_figures import Collectives, ExposedCommunication, PeakMemory
@@ -318,117 +313,3 @@ def _expectable(
         "mfu": figures.mfu if judged else None, "hfu": figures.hfu if judged else None,
         **{f"{kind}s": figures.collectives.get(kind, Traffic()).count for kind in COLLECTIVES},
     }
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Comparison:
-    """The checks of a predicted against a measured record, the most rigorous first."""
-
-    checks: tuple[Check, ...]
-    predicted: RunRecord = field(hash=False)
-    measured: RunRecord = field(hash=False)
-    replaced: str = ""
-    """The cluster that the real backend replaced by its own devices, as a sentence; "" for none."""
-    required: tuple[Aspect, ...] = ()
-    """Aspects that must have been checked, else the comparison is not ok."""
-
-    @property
-    def agreement(self) -> Agreement:
-        """The verdict: in what the two agree, what was not checked and why."""
-        return Agreement(self.checks, self.required)
-
-    @property
-    def ok(self) -> bool:
-        """True where no check failed, some check was made, and all that are required were."""
-        return self.agreement.ok
-
-    @property
-    def agrees(self) -> bool:
-        """True where order, bytes, memory and time were all checked and no check failed."""
-        return self.agreement.whole
-
-    def to_dict(self) -> dict[str, Any]:
-        """The object that `zsim validate --json` and `zsim compare --json` print; its keys are
-        stable."""
-        return {
-            "schema_version": SCHEMA_VERSION, "scenario": self.measured.scenario,
-            "predicted_backend": self.predicted.backend, "measured_backend": self.measured.backend,
-            "interpreter": self.measured.interpreter, "world_size": self.measured.world_size,
-            "replaced": self.replaced,
-            "checks": [
-                {key: _finite(value) for key, value in asdict(check).items()}
-                for check in self.checks
-            ],
-            "ok": self.ok, "agrees": self.agrees, "checked": list(self.agreement.checked),
-            "not_checked": self.agreement.unchecked,
-            "provenance": {
-                "predicted": dict(self.predicted.provenance),
-                "measured": dict(self.measured.provenance),
-            },
-        }
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
-
-    @property
-    def of_two_scenarios(self) -> bool:
-        """True of whole simulations of two scenarios, which no check holds to each other."""
-        sides = (self.predicted, self.measured)
-        return both_simulated(*sides) and all(run.complete for run in sides) and [
-            check.name for check in self.checks
-        ] == ["same experiment"]
-
-    def _sides(self, real: str) -> str:
-        """The names of both sides; of two simulations those of their scenarios and strategies."""
-        if not both_simulated(self.predicted, self.measured):
-            return f"{self.measured.scenario}: {self.predicted.backend} against {real}"
-        first, second = (
-            f"{run.scenario} ({run.provenance.get('strategy', 'unknown strategy')})"
-            for run in (self.predicted, self.measured)
-        )
-        return f"{first} against {second}, both simulated"
-
-    def _ranks(self) -> str:
-        sizes = dict.fromkeys((self.predicted.world_size, self.measured.world_size))
-        ranks = counted(self.measured.world_size, "rank")
-        return ranks if len(sizes) == 1 else f"{self.predicted.world_size:,} and {ranks}"
-
-    def __str__(self) -> str:
-        """The report of `zsim validate`: a line for each check, and the verdict."""
-        real = f"{self.measured.backend} ({self.measured.interpreter})"
-        lines = [f"{self._sides(real)}, {self._ranks()}"]
-        lines += [f"  {self.replaced}"] if self.replaced else []
-        torch = self.measured.provenance.get("torch", "")
-        if torch and not f"{torch}.".startswith(tuple(f"{version}." for version in SUPPORTED)):
-            lines += [f"  measured with torch {torch}; predicted for {', '.join(SUPPORTED)}"]
-        for check in self.checks:
-            first, *rest = check.detail.splitlines() or [""]
-            status = "FAILED " if check.status == "failed" else ""
-            lines += [f"  {check.name:26} {status}{first}", *(f"      {line}" for line in rest)]
-        return "\n".join([*lines, f"  {self.agreement}"])
-
-    def _repr_html_(self) -> str:
-        """The checks as a table, for notebooks."""
-        return html_table(
-            f"{self.measured.scenario}: {self.predicted.backend} against {self.measured.backend}",
-            ("check", "status", "found"),
-            [(check.name, check.status, check.detail) for check in self.checks],
-            note=str(self.agreement),
-        )
-
-    def __repr__(self) -> str:
-        counts = {
-            status: sum(check.status == status for check in self.checks)
-            for status in ("ok", "failed", "unsupported")
-        }
-        told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        return (
-            f"<Comparison of {self.measured.scenario}: {self.predicted.backend} against "
-            f"{self.measured.backend} {self.agreement}; {told}>"
-        )
-
-
-def _finite(value: Any) -> Any:
-    """`value`, or the text of a number that JSON has not, such as infinity."""
-    return str(value) if isinstance(value, float) and value - value != 0 else value

@@ -15,7 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from zsim.cluster.cluster import ClusterSpec
-    from zsim.runs.run import Comparison
+    from zsim.runs.comparison import Comparison
     from zsim.scenario.scenario import Scenario
     from zsim.testing.case import BackendCase
     from zsim.testing.plugin.settings import SessionOptions

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 
 from tests.support.folders import SCENARIOS
 from tests.support.programs.hand_made import TWO_BY_TWO, Plain, all_reduce, compute, gather, program
-from zsim import api
 from zsim.analysis.critical_path import explain
+from zsim.analysis.simulated_step import explain_step
 from zsim.analysis.why import LONGER, SHARED, name
 from zsim.cli.reports import time_report
 from zsim.engine.costs.op_costs import Costs
@@ -325,7 +325,7 @@ def test_the_ops_of_the_critical_path_and_what_they_waited_for_are_the_whole_ste
     case: scenario.Scenario
 ) -> None:
     step = planned(case)
-    why = api.reasons(case, step.program, time_report.timed(step).timeline)
+    why = explain_step(case, step.program, time_report.timed(step).timeline)
     links = why.critical_path
     assert sum(link.waited_ns + link.end_ns - link.start_ns for link in links) == why.step_ns
     assert all(link.waited_for for link in links if link.waited_ns)

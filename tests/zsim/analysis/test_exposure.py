@@ -9,8 +9,8 @@ import pytest
 from tests.support.folders import SCENARIOS
 from tests.support.programs import hand_made
 from tests.support.programs.hand_made import TWO_BY_TWO, Plain, all_reduce, gather, program
-from zsim import api
 from zsim.analysis.critical_path import explain
+from zsim.analysis.simulated_step import explain_step
 from zsim.analysis.why import Why, name
 from zsim.cli.reports.time_report import timed
 from zsim.engine.simulate import simulate
@@ -22,7 +22,7 @@ from zsim.scenario.plan import planned
 def reasons(case: scenario.Scenario) -> Why:
     """Reasons for the length of the simulated step of `case`."""
     step = planned(case)
-    return api.reasons(case, step.program, timed(step).timeline)
+    return explain_step(case, step.program, timed(step).timeline)
 
 
 def compute(index: int, kind: OpKind, ns: int, *waits: int, micro_batch: int = 0) -> Op:

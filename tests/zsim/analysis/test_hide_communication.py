@@ -9,7 +9,6 @@ from functools import cache
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim import api
 from zsim.analysis.critical_path import explain
 from zsim.analysis.hiding.candidates import FACTORS
 from zsim.analysis.hiding.hide_communication import (
@@ -20,6 +19,7 @@ from zsim.analysis.hiding.hide_communication import (
     as_good_as_any,
     hiding,
 )
+from zsim.analysis.simulated_step import explain_step
 from zsim.cli.reports import time_report
 from zsim.cluster.cluster import ClusterSpec, Link, MeasuredCurve, SlowRail, load_cluster
 from zsim.engine.costs.op_costs import Costs
@@ -47,7 +47,7 @@ def advised(asked: Scenario, proposals: Hiding) -> list[str]:
     """The report on `asked`, with what was found to hide its communication."""
     case = planned(asked)
     step = time_report.timed(case)
-    reasons = api.reasons(asked, case.program, step.timeline)
+    reasons = explain_step(asked, case.program, step.timeline)
     return list(time_report.lines(reasons, proposals, step=time_report.whole(step)))
 
 

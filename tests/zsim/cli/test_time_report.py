@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from zsim import api
+from zsim.analysis.simulated_step import explain_step
 from zsim.analysis.why import Why, name
 from zsim.cli.main import main
 from zsim.cli.reports import time_report
@@ -35,7 +35,7 @@ strategy = { name = "fsdp2", sync = "every" }
 def reported(planned: Planned, *, hosted_ns: int = 0) -> tuple[Why, list[str]]:
     """Reasons for the length of the step, and the report on it."""
     step = time_report.timed(planned)
-    why = api.reasons(planned.scenario, planned.program, step.timeline)
+    why = explain_step(planned.scenario, planned.program, step.timeline)
     helps = time_report.hiding(planned)
     lines = time_report.lines(why, helps, step=time_report.whole(step), hosted_ns=hosted_ns)
     return why, list(lines)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim import api
+from zsim.analysis.simulated_step import explain_step
 from zsim.cli.reports import time_report
 from zsim.engine.costs.op_costs import SOON_NS, TICK_NS, Costs
 from zsim.engine.simulate_step import simulate_step
@@ -80,7 +80,7 @@ def test_a_gpu_is_never_synchronous_and_the_report_says_why_a_cpu_is() -> None:
     case = parsed('name = "fsdp2"')
     program = plan(case, device="cpu")
     step = time_report.timed(Planned(case, program))
-    reasons = api.reasons(case, program, step.timeline)
+    reasons = explain_step(case, program, step.timeline)
     assert not reasons.host_bound
     assert sum(wait.exposed_ns for wait in reasons.exposed) == sum(
         wait.duration_ns for wait in reasons.exposed
@@ -99,7 +99,7 @@ def test_where_one_thing_comes_after_another_all_of_them_are_the_critical_path(
     case = parsed(strategy)
     program = plan(case, device="cpu")
     step = time_report.timed(Planned(case, program))
-    reasons = api.reasons(case, program, step.timeline)
+    reasons = explain_step(case, program, step.timeline)
     run = SimBackend().run(case, options=RunOptions())
     took = {index for index, span in enumerate(run.ranks[0].spans) if span.end_ns > span.start_ns}
     assert took <= {link.op.index for link in reasons.critical_path}

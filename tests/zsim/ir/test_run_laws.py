@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.support.cases.sampling import WHOLE
 from tests.support.programs.longest_path import longest_path, unused_waits
-from zsim import api
 from zsim.cluster.cluster import load_cluster
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate import simulate
@@ -26,6 +25,7 @@ from zsim.ir.order.deadlock import deadlock
 from zsim.ir.order.graph import Node, graph
 from zsim.ir.program import Program, RankProgram, parse
 from zsim.ir.run import Numerics, RankRun, RunRecord
+from zsim.runs import real_run
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
@@ -514,4 +514,4 @@ def test_a_real_run_is_not_started_where_the_program_breaks_a_law(case, monkeypa
             raise AssertionError
 
     with pytest.raises(ProgramError, match="obeys every law, found no steps: program 0, first"):
-        api.measured(Started("cpu"), SimBackend("cpu").capabilities(), case, RunOptions())
+        real_run.measure(Started("cpu"), SimBackend("cpu").capabilities(), case, RunOptions())

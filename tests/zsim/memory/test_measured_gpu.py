@@ -8,7 +8,7 @@ import pytest
 
 import zsim
 from tests.support.folders import MEASURED
-from zsim import api
+from zsim.analysis.simulated_step import add_caches
 
 ROWS = {
     name: row
@@ -25,7 +25,7 @@ def test_what_a_gpu_reserved_is_what_is_predicted(name: str) -> None:
     row = ROWS[name]
     scenario = zsim.Scenario(**row["scenario"])
     run = zsim.simulate(scenario, ranks=(0,))
-    (rank,) = api.with_caches(scenario, run.record, scenario.cluster).ranks
+    (rank,) = add_caches(scenario, run.record, scenario.cluster).ranks
     assert rank.cache is not None
     growth = rank.cache.peak_bytes - rank.cache.start_bytes
     assert row["peak_bytes"] - row["start_bytes"] == growth

@@ -6,11 +6,11 @@ import pytest
 
 import zsim
 from tests.support.folders import SCENARIOS
-from zsim import api
 from zsim.cli.main import main
 from zsim.runs import saved
 from zsim.runs.compare.agreement import DECIDES, Agreement
 from zsim.runs.compare.check import Check
+from zsim.runs.comparison import compare_records
 
 BLIND = Check(
     name="step time", status="unsupported", detail="unsupported: mine is not calibrated here"
@@ -97,4 +97,4 @@ def test_requiring_an_aspect_that_nobody_knows_is_refused(capsys):
     )
     run, measured = a_pair(1)
     with pytest.raises(zsim.ZsimError, match="require: expected some of order"):
-        api.compared(run, measured, required=("tmie",))
+        compare_records(run, measured, required=("tmie",))

@@ -14,7 +14,7 @@ import pytest
 
 import zsim
 from tests.support.folders import PARITY
-from zsim import api
+from zsim.analysis.simulated_step import add_caches
 from zsim.cli.main import main
 from zsim.ir.run import RunRecord
 from zsim.runs import saved
@@ -36,7 +36,7 @@ def scenario() -> zsim.Scenario:
 @pytest.fixture(scope="module")
 def predicted(scenario: zsim.Scenario) -> RunRecord:
     record = zsim.simulate(scenario, all_ranks=True).record
-    return api.with_caches(scenario, record, scenario.cluster)
+    return add_caches(scenario, record, scenario.cluster)
 
 
 def measured(predicted: RunRecord, *, cache: bool = True, **changes: int) -> RunRecord:
@@ -68,7 +68,7 @@ def test_a_prediction_has_the_allocator_of_its_gpus(
         assert steady.peak_bytes <= cache.peak_bytes <= cache.active_bytes <= cache.reserved_bytes
     gloo = zsim.load(PARITY / "zero3-mlp-4.toml")
     on_cpu = zsim.simulate(gloo).record
-    assert api.with_caches(gloo, on_cpu, gloo.cluster) is on_cpu
+    assert add_caches(gloo, on_cpu, gloo.cluster) is on_cpu
 
 
 def test_equal_bytes_agree_and_inputs_of_the_user_cancel(predicted: RunRecord) -> None:

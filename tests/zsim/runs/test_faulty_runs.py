@@ -319,7 +319,7 @@ def test_ends_of_a_step_simulated_and_real_are_compared_and_held_to_what_is_expe
     rank: int
 ) -> None:
     capabilities = Capabilities(memory=True, numerics=True, time=False, device="cpu")
-    comparison = api.validated(zsim.load(ENDED), ended_by(rank).run, capabilities)
+    comparison = api.compare_with_simulation(zsim.load(ENDED), ended_by(rank).run, capabilities)
     assert comparison.ok is (rank == 2)
     told = {check.name: check for check in comparison.checks}
     assert told["expect.ends"].detail == "false expected, false predicted, false measured"
@@ -341,7 +341,7 @@ def test_a_step_that_ends_for_real_alone_is_not_what_is_expected() -> None:
     measured = zsim.simulate(zsim.load(ENDED).with_(faults=None, expect=None), all_ranks=True)
     record = replace(measured.record, faults=("failure: rank 2, at backward blocks.1",))
     capabilities = Capabilities(memory=True, numerics=False, time=False, device="cpu")
-    comparison = api.validated(zsim.load(ENDED), record, capabilities)
+    comparison = api.compare_with_simulation(zsim.load(ENDED), record, capabilities)
     assert comparison.agreement.failed == ("expect.ends", "expect.at_fault", "complete")
     assert comparison.checks[0].detail == "false expected, false predicted, true measured"
 

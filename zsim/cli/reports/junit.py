@@ -9,7 +9,7 @@ from xml.etree import ElementTree as Xml
 from zsim.cli.arguments import with_options
 from zsim.errors import ZsimError, visible
 from zsim.io import files
-from zsim.runs.run import Comparison
+from zsim.runs.comparison import Comparison
 
 
 def write(

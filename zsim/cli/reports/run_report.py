@@ -15,7 +15,8 @@ from zsim.errors import ZsimError, visible
 from zsim.io.units import counted, format_bytes, format_time, rounded_sizes
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.runs import metrics
-from zsim.runs.run import Comparison, Run
+from zsim.runs.comparison import Comparison
+from zsim.runs.run import Run
 from zsim.runs.unended import UnendedRun
 
 MOST_LATE = 4

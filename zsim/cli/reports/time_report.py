@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zsim import api
 from zsim.analysis.hiding.hide_communication import HIDDEN, Change, Hiding, hiding
+from zsim.analysis.simulated_step import explain_step
 from zsim.analysis.why import Why, percent, why_lines
 from zsim.cli import terminal
 from zsim.cli.reports import run_report
@@ -77,7 +77,7 @@ def whole(case: TimedStep) -> Whole:
 def as_object(planned: Planned) -> dict[str, Any]:
     """The report as a JSON object; times in nanoseconds."""
     case = timed(planned)
-    reasons = api.reasons(planned.scenario, planned.program, case.timeline)
+    reasons = explain_step(planned.scenario, planned.program, case.timeline)
     step, helps = whole(case), hiding(planned, case.timeline)
     return {
         **reasons.to_dict(),
@@ -107,7 +107,7 @@ def _change(change: Change) -> dict[str, Any]:
 def show(planned: Planned) -> None:
     """Print the report as text."""
     case = timed(planned)
-    reasons = api.reasons(planned.scenario, planned.program, case.timeline)
+    reasons = explain_step(planned.scenario, planned.program, case.timeline)
     for line in lines(
         reasons, hiding(planned, case.timeline), step=whole(case),
         synchronous=planned.scenario.executed.synchronous,

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from zsim import api
+from zsim.calibration.machine import choice
 from zsim.errors import ArgumentError, BackendUnavailableError, ZsimError
 from zsim.io.arguments import path_of
 from zsim.ir.program import Program
@@ -19,7 +20,8 @@ from zsim.ir.run import IncompleteRunError, RunRecord, UnendedRunError
 from zsim.models.training_options import Device
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.aspects import Aspect
-from zsim.runs.run import Comparison, Run
+from zsim.runs.comparison import Comparison
+from zsim.runs.run import Run
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, load
 from zsim.testing import goldens
@@ -220,9 +222,11 @@ def predicted_against(
 ) -> Comparison:
     """A real Run against its scenario, simulated for the same devices."""
     _, capabilities = api.open_backend(measured.backend, RunOptions())
-    machine = api.machine_of(capabilities, scenario, None)
-    cluster = api.machine_cluster(scenario, machine)
-    return api.validated(scenario, measured, capabilities, required=require, cluster=cluster)
+    machine = choice.find_machine(capabilities, scenario, None)
+    cluster = choice.load_machine(scenario, machine)
+    return api.compare_with_simulation(
+        scenario, measured, capabilities, required=require, cluster=cluster
+    )
 
 
 def properties(run: Run) -> Mapping[str, object]:

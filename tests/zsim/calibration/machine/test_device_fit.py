@@ -9,7 +9,7 @@ import zsim
 from tests.support.folders import PARITY
 from zsim import api
 from zsim.calibration.collectives import predict
-from zsim.calibration.machine import device_file, device_fit, here, machine_file
+from zsim.calibration.machine import choice, device_file, device_fit, here, machine_file
 from zsim.calibration.machine.device_fit import ALONE, HOST_LINK, START, number
 from zsim.calibration.machine.device_request import device_request
 from zsim.calibration.machine.fit import MachineError
@@ -201,13 +201,13 @@ def test_ranks_on_gpus_are_predicted_by_the_file_only_where_it_is_of_them(
         )
         for preset in ("dgx-h100", "dgx-a100")
     )
-    assert api.machine_of(able, fits, None) is None
-    assert "nobody has measured them" in api.not_of_gpus(H100, fits)
+    assert choice.find_machine(able, fits, None) is None
+    assert "nobody has measured them" in choice.reason_for_preset(H100, fits)
     files.write(machine_file.cached(8, H100), whole_node.text)
-    cluster = api.machine_cluster(fits, api.machine_of(able, fits, None))
+    cluster = choice.load_machine(fits, choice.find_machine(able, fits, None))
     assert cluster.device.kernel == TRUE.kernel
-    assert api.machine_of(able, other, None) is None
-    assert "and the scenario A100" in api.not_of_gpus(H100, other)
+    assert choice.find_machine(able, other, None) is None
+    assert "and the scenario A100" in choice.reason_for_preset(H100, other)
     assert machine_file.cached(8, replace(H100, driver="580")) != machine_file.cached(8, H100)
 
 
@@ -220,5 +220,5 @@ def test_real_ranks_of_a_cpus_scenario_are_judged_by_the_preset_of_their_gpus(gp
     gpus = replace(H100, name=gpu)
     measured = zsim.simulate(scenario).record
     capabilities = Capabilities(memory=True, numerics=True, time=False, device="cuda", gpus=gpus)
-    predicted = api.validated(scenario, measured, capabilities).predicted
+    predicted = api.compare_with_simulation(scenario, measured, capabilities).predicted
     assert predicted.provenance["cluster"] == cluster

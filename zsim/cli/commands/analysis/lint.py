@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from zsim import api
 from zsim.analysis.lint.finding import LintFinding
 from zsim.analysis.lint.rules import RULES, lint
 from zsim.cli import arguments, shared_options, terminal
@@ -12,7 +11,7 @@ from zsim.cli.inputs import load_one, scenario_files
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.units import counted, rounded_sizes
 from zsim.ir.run import SCHEMA_VERSION
-from zsim.runs import registry
+from zsim.runs import real_run, registry
 from zsim.runs.backend import RunOptions
 from zsim.scenario.scenario import Scenario
 
@@ -43,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
             continue
         with terminal.progress(f"{scenario.name}: {counted(len(RULES), 'rule')}"):
             try:
-                case = api.of_module(backend, scenario, simulated)
+                case = real_run.with_module(backend, scenario, simulated)
                 results.append((scenario, lint(case, ignore=options.ignore)))
             except ZsimError as error:
                 failures.append((scenario.name, error))

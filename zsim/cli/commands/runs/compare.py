@@ -9,7 +9,7 @@ from zsim.cli import arguments, shared_options, terminal
 from zsim.cli.inputs import UsageError
 from zsim.cli.reports import run_report
 from zsim.ir.run import SCHEMA_VERSION
-from zsim.runs.run import Comparison
+from zsim.runs.comparison import Comparison
 
 EXAMPLE = "zsim compare predicted.json measured.json"
 
@@ -40,7 +40,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         run_report.print_checks(comparison, exact=options.verbose)
     return 0 if comparison.ok else 1
-
 
 
 def _side_by_side(comparison: Comparison, options: argparse.Namespace) -> int:

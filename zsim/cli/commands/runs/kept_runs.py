@@ -28,7 +28,6 @@ def require_distinct(scenarios: tuple[Scenario, ...]) -> None:
         )
 
 
-
 def require_spans(
     backend: Backend, capabilities: Capabilities, options: argparse.Namespace
 ) -> None:
@@ -40,7 +39,6 @@ def require_spans(
         )
 
 
-
 def target_of(target: str, scenario: Scenario, several: bool, suffix: str) -> Path:
     """The file of one scenario's result: `target`, or one in that folder."""
     return (
@@ -50,12 +48,10 @@ def target_of(target: str, scenario: Scenario, several: bool, suffix: str) -> Pa
     )
 
 
-
 def note_no_trace(scenario: Scenario, options: argparse.Namespace) -> None:
     """Say that there is no trace of a step that does not end, where one is asked for."""
     if options.trace:
         terminal.note(f"{scenario.name}: no trace is written, as the step does not end")
-
 
 
 @contextmanager
@@ -73,7 +69,6 @@ def keeping_unended(target: Path | None) -> Iterator[None]:
         if stop.run and any(rank.phases for rank in stop.run.ranks):
             terminal.note(_kept(stop.run, target))
         raise
-
 
 
 def _kept(run: RunRecord, target: Path | None) -> str:

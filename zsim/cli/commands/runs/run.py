@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from zsim import api
+from zsim.analysis.simulated_step import add_caches, device_memory
 from zsim.cli import arguments, outputs, shared_options, terminal
 from zsim.cli.commands.runs.kept_runs import (
     keeping_unended,
@@ -28,7 +29,7 @@ from zsim.cli.reports import run_report
 from zsim.engine.execution import Detail
 from zsim.errors import ZsimError
 from zsim.ir.run import RunRecord
-from zsim.runs import registry, saved, unended
+from zsim.runs import real_run, registry, saved, unended
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.runs.pictures import chrome_trace
 from zsim.runs.pictures.trace_notes import TraceNotes
@@ -97,7 +98,6 @@ def run(options: argparse.Namespace) -> int:
     return exit_code(runs, failures)
 
 
-
 def _in_detail(
     scenarios: tuple[Scenario, ...], options: argparse.Namespace
 ) -> tuple[Scenario, ...]:
@@ -113,7 +113,6 @@ def _in_detail(
     return tuple([scenario.with_(execution=detail) for scenario in scenarios])
 
 
-
 def _run(
     scenario: Scenario,
     backend: Backend,
@@ -125,23 +124,22 @@ def _run(
     count: str,
 ) -> Run:
     target, trace = _results(scenario, options, several=several)
-    scenario = api.of_module(backend, scenario, how)
+    scenario = real_run.with_module(backend, scenario, how)
     warnings = warned(scenario)
     with (
         terminal.progress(f"{count}{scenario.name} on {backend.name}"),
         keeping_unended(target),
     ):
-        record = api.observed(backend, capabilities, scenario, how)
+        record = real_run.observe(backend, capabilities, scenario, how)
     note_whole(scenario, record)
     if target:
-        saved.save(api.with_caches(scenario, record, scenario.cluster), target)
+        saved.save(add_caches(scenario, record, scenario.cluster), target)
         terminal.wrote(target)
     if trace:
         chrome_trace.write(record, trace, notes=_trace_notes(scenario, record))
         terminal.wrote(trace, "; open it in ui.perfetto.dev")
-    needs = api.device_memory(scenario, record)
+    needs = device_memory(scenario, record)
     return Run(record=record, scenario=scenario, warnings=warnings, device_memory=needs)
-
 
 
 def _trace_notes(scenario: Scenario, record: RunRecord) -> TraceNotes | None:
@@ -153,7 +151,6 @@ def _trace_notes(scenario: Scenario, record: RunRecord) -> TraceNotes | None:
     return trace_notes(scenario, record)
 
 
-
 def _results(
     scenario: Scenario, options: argparse.Namespace, *, several: bool
 ) -> tuple[Path | None, Path | None]:
@@ -162,7 +159,6 @@ def _results(
         target_of(options.save, scenario, several, ".json") if options.save else None,
         target_of(options.trace, scenario, several, ".trace.json.gz") if options.trace else None,
     )
-
 
 
 def _require_results(

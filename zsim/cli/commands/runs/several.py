@@ -10,7 +10,8 @@ from zsim.cli.reports import run_report
 from zsim.errors import ZsimError
 from zsim.ir.run import RunRecord
 from zsim.runs.backend import RunOptions
-from zsim.runs.run import Comparison, Run
+from zsim.runs.comparison import Comparison
+from zsim.runs.run import Run
 from zsim.runs.unended import UnendedRun
 from zsim.scenario.scenario import Scenario
 
@@ -33,7 +34,6 @@ def options_of_run(options: argparse.Namespace) -> RunOptions:
     )
 
 
-
 def note_failure(
     failures: list[Failure], scenario: Scenario, error: ZsimError, *, several: bool
 ) -> None:
@@ -44,14 +44,12 @@ def note_failure(
     run_report.print_failure(scenario.name, error)
 
 
-
 def exit_code(
     results: Sequence[Run | UnendedRun] | Sequence[Comparison], failures: Sequence[Failure]
 ) -> int:
     """The exit code of the worst: a failure's own, 1 where a verdict failed, else 0."""
     codes = [int(not result.ok) for result in results]
     return max([*codes, *(error.exit_code for _, error in failures)])
-
 
 
 def note_whole(scenario: Scenario, record: RunRecord) -> None:

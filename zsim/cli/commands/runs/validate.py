@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from zsim import api
+from zsim.calibration.machine import choice
 from zsim.cli import arguments, outputs, shared_options, terminal
 from zsim.cli.commands.runs.kept_runs import (
     keeping_unended,
@@ -27,10 +28,10 @@ from zsim.cli.commands.runs.several import (
 from zsim.cli.inputs import UsageError, load_all, read, warned
 from zsim.cli.reports import run_report
 from zsim.errors import ZsimError
-from zsim.runs import saved
+from zsim.runs import real_run, saved
 from zsim.runs.backend import Backend, Capabilities, RunOptions
+from zsim.runs.comparison import Comparison
 from zsim.runs.pictures import chrome_trace
-from zsim.runs.run import Comparison
 from zsim.scenario.scenario import Scenario
 
 EXAMPLE = "zsim validate scenarios/parity/zero3-mlp-4.toml --require memory"
@@ -84,7 +85,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
              "NODESxHOSTSxRATE/UPLINK, then ,HOST=RATE for a slow link",
     )
     command.add_argument(
-        "--compute", choices=api.COMPUTES, default="real",
+        "--compute", choices=choice.COMPUTES, default="real",
         help="emulated: in timed steps forward and backward are timers of the predicted length",
     )
     shared_options.run_options(command)
@@ -115,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
     failures: list[Failure] = []
     for count, scenario in terminal.countdown(scenarios):
         try:
-            scenario = api.of_module(backend, scenario, how)
+            scenario = real_run.with_module(backend, scenario, how)
             comparisons.append(
                 _validated(scenario, backend, capabilities, options, how=how, count=count)
             )
@@ -133,7 +134,6 @@ def run(options: argparse.Namespace) -> int:
     return exit_code(comparisons, failures)
 
 
-
 def _write_junit(
     options: argparse.Namespace, comparisons: Sequence[Comparison], failures: Sequence[Failure]
 ) -> None:
@@ -145,21 +145,20 @@ def _write_junit(
         terminal.wrote(options.junit)
 
 
-
 def _real(options: argparse.Namespace, how: RunOptions) -> tuple[Backend, Capabilities]:
     """The real backend: on ranks of this machine, or on those that --launch starts."""
-    against = options.against or api.REAL_BACKENDS[options.device or "cpu"]
+    against = options.against or real_run.REAL_BACKENDS[options.device or "cpu"]
     if options.launch is None:
-        return api.open_real_backend(against, how)
+        return real_run.open_real_backend(against, how)
     from zsim.runs.launch.launched import LaunchedBackend  # start-up: few commands launch anything
 
-    devices = {name: device for device, name in api.REAL_BACKENDS.items()}
+    devices = {name: device for device, name in real_run.REAL_BACKENDS.items()}
     if against not in devices:
         raise UsageError(where="--launch", expected="--against gloo or nccl", found=against)
     if options.device not in (None, devices[against]):
         raise UsageError(
             where="--device", expected=f"{devices[against]}, where {against} runs",
-            found=options.device, remedy=f"--against {api.REAL_BACKENDS[options.device]}",
+            found=options.device, remedy=f"--against {real_run.REAL_BACKENDS[options.device]}",
         )
     if not options.save:
         raise UsageError(
@@ -182,37 +181,35 @@ def _real(options: argparse.Namespace, how: RunOptions) -> tuple[Backend, Capabi
     return backend, backend.capabilities()
 
 
-
 def _validated(
     scenario: Scenario, backend: Backend, capabilities: Capabilities, options: argparse.Namespace,
     *, how: RunOptions, count: str,
 ) -> Comparison:
     targets = _sides(scenario, options)
     warned(scenario)
-    machine = api.machine_of(capabilities, scenario, options.cluster) or _measured_now(
+    machine = choice.find_machine(capabilities, scenario, options.cluster) or _measured_now(
         scenario, backend, capabilities, options
     )
-    cluster = api.machine_cluster(scenario, machine)
+    cluster = choice.load_machine(scenario, machine)
     shaping = options.testbed and terminal.progress(
         f"{scenario.name}: links of {options.testbed.text}"
     )
     with shaping or nullcontext():
-        cluster, how = api.shaped(
+        cluster, how = choice.shape_links(
             backend, scenario, cluster, how, testbed=options.testbed, compute=options.compute
         )
     with (
         terminal.progress(f"{count}{scenario.name}: for real on {backend.name}"),
         keeping_unended(targets[-1] if targets else None),
     ):
-        measured = api.measured(backend, capabilities, scenario, how)
+        measured = real_run.measure(backend, capabilities, scenario, how)
     if folder := measured.provenance.get("resumed"):
         terminal.note(f"{scenario.name}: the ranks' results are taken from {folder}; delete it to "
                     f"run them again")
     note_whole(scenario, measured)
-    return api.validated(
+    return api.compare_with_simulation(
         scenario, measured, capabilities, required=options.require, cluster=cluster
     )
-
 
 
 def _save_sides(
@@ -223,7 +220,6 @@ def _save_sides(
     for record, path in zip(records, _sides(scenario, options), strict=False):
         saved.save(record, path)
         terminal.wrote(path)
-
 
 
 def _overlay(
@@ -238,7 +234,6 @@ def _overlay(
         terminal.wrote(path, "; open it in ui.perfetto.dev")
 
 
-
 def _sides(scenario: Scenario, options: argparse.Namespace) -> list[Path]:
     """The files of the scenario's two Runs, where they are asked for."""
     if not options.save:
@@ -246,7 +241,6 @@ def _sides(scenario: Scenario, options: argparse.Namespace) -> list[Path]:
     return [
         Path(options.save) / f"{scenario.name}.{side}.json" for side in ("predicted", "measured")
     ]
-
 
 
 def _measured_now(
@@ -260,7 +254,7 @@ def _measured_now(
     # start-up: few commands measure anything
     from zsim.cli.commands.calibration import calibrate_here
 
-    if capabilities.gpus and (reason := api.not_of_gpus(capabilities.gpus, scenario)):
+    if capabilities.gpus and (reason := choice.reason_for_preset(capabilities.gpus, scenario)):
         terminal.note(f"{scenario.name}: times are those of a preset, not of this machine's GPUs: "
                     f"{reason}")
     able = capabilities.device == "cpu" and hasattr(backend, "measure")
