@@ -15,14 +15,14 @@ from zsim.models.families import FAMILIES
 from zsim.scenario import scenario, tables
 from zsim.scenario.expect import FIGURES
 from zsim.scenario.keys.fault_tables import FAULT_TABLES
-from zsim.scenario.keys.schema import (
+from zsim.scenario.keys.table import MAX_NAME
+from zsim.scenario.keys.training_tables import (
     MAX_NAMES,
     ScenarioTable,
     sizes_table,
     strategy_table,
 )
-from zsim.scenario.keys.schema import TABLES as FIXED
-from zsim.scenario.keys.table import MAX_NAME
+from zsim.scenario.keys.training_tables import TABLES as FIXED
 from zsim.strategies import STRATEGIES
 
 BASE: dict[str, Any] = {

@@ -12,7 +12,7 @@ from typing import Any
 
 from zsim.models.families import FAMILIES
 from zsim.scenario.expect import FIGURES
-from zsim.scenario.keys.schema import json_schema, sizes_table, strategy_table
+from zsim.scenario.keys.training_tables import json_schema, sizes_table, strategy_table
 from zsim.strategies import STRATEGIES
 
 PREFACE = '''\

@@ -12,8 +12,8 @@ from zsim.models.families.size_checks import fit_problems
 from zsim.models.repeats import Uses, with_uses
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch
-from zsim.scenario.keys.schema import ModelTable, sizes_table
 from zsim.scenario.keys.table_checks import did_you_mean, validated
+from zsim.scenario.keys.training_tables import ModelTable, sizes_table
 
 
 def named(table: ModelTable) -> ModelTable:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from zsim.cli import shared_options, terminal
 from zsim.errors import ScenarioError, shown
-from zsim.scenario.keys import schema
+from zsim.scenario.keys import training_tables as schema
 from zsim.scenario.scenario import load
 
 EXAMPLE = "zsim list clusters"
