@@ -18,7 +18,7 @@ from zsim.configs.notes import Notes
 from zsim.errors import ScenarioError, ZsimError, complaint_of, shown
 from zsim.models.families import FAMILIES, preset, presets
 from zsim.models.families.aliases import llama, mpt
-from zsim.scenario.keys.training_tables import ClusterTable
+from zsim.scenario.keys.tables import ClusterTable
 from zsim.scenario.parts.cluster_table import made_cluster
 from zsim.scenario.scenario import Scenario, from_tables
 

@@ -39,16 +39,14 @@ FIRST_BUCKET_CAP_MB, BUCKET_CAP_MB = 1, 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """torch's own: `bucket_cap_mb` in MiB (unset: 1 for the first bucket, then 25),
-    `gradient_as_bucket_view`.
-
-    `find_unused_parameters`: DDP searches the graph of each forward for parameters that get no
-    gradient, and waits for none of theirs.
-    """
+    """Options of DistributedDataParallel, with torch's defaults."""
 
     bucket_cap_mb: float | None = None
+    """DDP's bucket size in MiB; by default 1 for the first bucket, then 25."""
     gradient_as_bucket_view: bool = False
+    """Gradients are views of DDP's buckets, and no copies."""
     find_unused_parameters: bool = False
+    """DDP searches each forward's graph for parameters without gradient."""
 
 
 def model_problems(

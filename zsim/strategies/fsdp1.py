@@ -48,21 +48,20 @@ from zsim.strategies.strategy import Formula, OptionValue, Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Options of FullyShardedDataParallel, with torch's defaults.
-
-    `sharding`: "full" frees blocks after forward (FULL_SHARD; over replicas HYBRID_SHARD),
-    "grad_op" keeps them until backward (SHARD_GRAD_OP). `backward_prefetch`: the block before is
-    gathered before ("pre") or after ("post") a block's gradients are computed, or when its turn
-    comes. `forward_prefetch`: the next block is gathered before a block runs, from the second step
-    on. `limit_all_gathers`: the host waits when two frees are pending. `use_orig_params`: the
-    optimizer steps the original parameters, which the flat one then aligns, and not the flat ones.
-    """
+    """Options of FullyShardedDataParallel, with torch's defaults."""
 
     sharding: Literal["full", "grad_op"] = "full"
+    """ "full" frees blocks after forward (FULL_SHARD; over replicas HYBRID_SHARD), "grad_op" after
+    backward (SHARD_GRAD_OP)."""
     backward_prefetch: Literal["pre", "post", "none"] = "pre"
+    """The block before is gathered before ("pre") or after ("post") a block's gradients are
+    computed, or when its turn comes ("none")."""
     forward_prefetch: bool = False
+    """The next block is gathered before a block runs, from the second step on."""
     limit_all_gathers: bool = True
+    """The host waits while two frees are pending."""
     use_orig_params: bool = False
+    """The optimizer steps the original parameters, which the flat one then aligns."""
 
 
 def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:

@@ -54,21 +54,19 @@ AllReduceAfter = Literal["every", "last"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`reshard_after_forward` as fully_shard takes it: "auto" (blocks yes, root no), true, false,
-    or a number of ranks.
-
-    `forward_prefetch`: how many of the next blocks each block gathers when it begins
-    (set_modules_to_forward_prefetch; 0: none, torch's default). `backward_prefetch`: how many of
-    the blocks before it each block gathers in backward (set_modules_to_backward_prefetch; 0:
-    torch's default, the one before it, which also holds for the root). `offload`: sharded
-    parameters, their gradients and optimizer states live in host memory, where the optimizer steps
-    (CPUOffloadPolicy).
-    """
+    """Options of fully_shard, with torch's defaults."""
 
     reshard_after_forward: Literal["auto"] | bool | int = "auto"
+    """fully_shard's own: "auto" frees blocks and not the root; a number reshards to so many
+    ranks."""
     forward_prefetch: int = 0
+    """Next blocks that each block gathers when it begins (set_modules_to_forward_prefetch)."""
     backward_prefetch: int = 0
+    """Blocks before it that each block gathers in backward (set_modules_to_backward_prefetch); 0
+    for torch's default, the one before it, which also holds for the root."""
     offload: bool = False
+    """Sharded parameters, gradients and optimizer states live in host memory, where the optimizer
+    steps (CPUOffloadPolicy)."""
 
     @property
     def all_reduce_after(self) -> AllReduceAfter:

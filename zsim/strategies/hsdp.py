@@ -10,14 +10,11 @@ from zsim.strategies import fsdp2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(fsdp2.Options):
-    """fsdp2's options, and `all_reduce`: after "every" micro-batch that synchronises, or the "last"
-    only (set_requires_all_reduce).
-
-    With "last" each rank keeps its shard of what the others of its dp_shard group summed, until the
-    step's last micro-batch.
-    """
+    """Options of fully_shard on two axes, with torch's defaults."""
 
     all_reduce: fsdp2.AllReduceAfter = "every"
+    """Gradients are reduced over replicas after "every" micro-batch that synchronises, or the
+    "last" alone (set_requires_all_reduce), until which each rank keeps its shard of the sum."""
 
     @property
     def all_reduce_after(self) -> fsdp2.AllReduceAfter:

@@ -42,11 +42,12 @@ Form = Literal["all_reduce", "reduce_scatter"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`form` of the reduction; `granularity` of the flat buffers: "unit", "parameter" or a bucket
-    size in bytes."""
+    """Options of ZeRO-1: its reduction, and its flat buffers."""
 
     form: Form = "reduce_scatter"
+    """The collective that reduces gradients."""
     granularity: Granularity = "unit"
+    """A flat buffer for each "unit" or "parameter", or buckets of a size, as "25 MiB"."""
 
     @property
     def grouping(self) -> Grouping:

@@ -30,9 +30,10 @@ from zsim.strategies.strategy import Formula, Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`granularity` of flat buffers: "unit", "parameter" or a bucket size in bytes."""
+    """Options of ZeRO-2: its flat buffers."""
 
     granularity: Granularity = "unit"
+    """A flat buffer for each "unit" or "parameter", or buckets of a size, as "25 MiB"."""
 
     @property
     def grouping(self) -> Grouping:

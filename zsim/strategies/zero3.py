@@ -53,17 +53,16 @@ MOST_ELEMENTS = 10**12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`lookahead`: modules gathered ahead; `granularity`: "unit", "parameter" or a bucket size in
-    bytes.
-
-    Parameters of at most `persistence_threshold` elements stay whole, and units of at most
-    `zero2_threshold`.
-    """
+    """Options of ZeRO-3: its gathers, its flat buffers, and what stays whole."""
 
     lookahead: int = 1
+    """Modules that are gathered ahead."""
     granularity: Granularity = "unit"
+    """A flat buffer for each "unit" or "parameter", or buckets of a size, as "25 MiB"."""
     persistence_threshold: int = field(default=0, metadata={"most": MOST_ELEMENTS})
+    """Parameters of at most so many elements stay whole."""
     zero2_threshold: int = field(default=0, metadata={"most": MOST_ELEMENTS})
+    """Units of at most so many elements are ZeRO-2's: parameters stay whole."""
 
     @property
     def grouping(self) -> Grouping:

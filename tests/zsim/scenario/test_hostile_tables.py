@@ -15,14 +15,10 @@ from zsim.models.families import FAMILIES
 from zsim.scenario import scenario, tables
 from zsim.scenario.expect import FIGURES
 from zsim.scenario.keys.fault_tables import FAULT_TABLES
-from zsim.scenario.keys.table import MAX_NAME
-from zsim.scenario.keys.training_tables import (
-    MAX_NAMES,
-    ScenarioTable,
-    sizes_table,
-    strategy_table,
-)
-from zsim.scenario.keys.training_tables import TABLES as FIXED
+from zsim.scenario.keys.options import sizes_table, strategy_table
+from zsim.scenario.keys.table import MAX_NAME, MAX_NAMES
+from zsim.scenario.keys.tables import TABLES as FIXED
+from zsim.scenario.keys.tables import ScenarioTable
 from zsim.strategies import STRATEGIES
 
 BASE: dict[str, Any] = {

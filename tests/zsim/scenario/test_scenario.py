@@ -17,8 +17,7 @@ from zsim.models.training_options import Batch, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.scenario import scenario
 from zsim.scenario.checks import refusals
-from zsim.scenario.keys import reference, table_checks
-from zsim.scenario.keys import training_tables as schema
+from zsim.scenario.keys import reference, schema, table_checks
 from zsim.scenario.plan import plan
 
 FILES = sorted((ROOT / "scenarios").rglob("*.toml"))

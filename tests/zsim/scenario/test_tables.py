@@ -18,7 +18,7 @@ from zsim.ir.laws import program_laws, run_laws
 from zsim.memory.formulas import ZeroStage
 from zsim.models import families, operators
 from zsim.models.families import FAMILIES
-from zsim.scenario.keys.training_tables import strategy_table
+from zsim.scenario.keys.options import strategy_table
 from zsim.strategies import LADDER, STRATEGIES
 
 

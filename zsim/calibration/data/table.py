@@ -35,7 +35,7 @@ from zsim.io import limits
 from zsim.io.units import parse_bytes, parse_time
 from zsim.scenario import scenario
 from zsim.scenario.keys.table_checks import did_you_mean, validated
-from zsim.scenario.keys.training_tables import ClusterTable, ScenarioTable
+from zsim.scenario.keys.tables import ClusterTable, ScenarioTable
 from zsim.scenario.parts.cluster_table import made_cluster
 from zsim.scenario.scenario import Scenario
 

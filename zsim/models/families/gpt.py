@@ -23,19 +23,30 @@ from zsim.models.spec import ROOT, ModelSpec, Module
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptSizes:
-    """`max_positions` rows of learned positions; 0 means the scenario's sequence length."""
+    """Sizes of a gpt."""
 
     num_layers: int
+    """Blocks."""
     hidden_size: int
+    """Width of the residual stream."""
     num_heads: int
+    """Attention heads of each block."""
     vocabulary: int
+    """Tokens that the model knows."""
     max_positions: int = 0
+    """Rows of learned positions; 0 for the sequence length."""
     feed_forward: int = 0
+    """Width inside each feed-forward; 0 for four times `hidden_size`."""
     tied: bool = True
+    """The head shares the embedding's weight."""
     attention: AttentionKind = "explicit"
+    """Kernels of attention."""
     attention_dropout: float = 0.0
+    """Share of attention's probabilities that dropout makes 0."""
     residual_dropout: float = 0.0
+    """Share of the outputs of attention and MLP that dropout makes 0."""
     loss_dtype: LossDtype = "model"
+    """Dtype of the loss: the "model"'s, or logits cast to "float32" before it."""
 
 
 def _block(sizes: GptSizes, index: int) -> Module:

@@ -24,21 +24,34 @@ from zsim.models.spec import ROOT, ModelSpec, Module
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaSizes:
-    """`num_kv_heads` 0 means as many as heads; `head_dim` 0 means hidden_size / num_heads."""
+    """Sizes of a llama."""
 
     num_layers: int
+    """Blocks."""
     hidden_size: int
+    """Width of the residual stream."""
     num_heads: int
+    """Attention heads of each block."""
     feed_forward: int
+    """Width inside each feed-forward; 0 for four times `hidden_size`."""
     vocabulary: int
+    """Tokens that the model knows."""
     num_kv_heads: int = 0
+    """Heads of keys and values; 0 for as many as `num_heads`."""
     head_dim: int = 0
+    """Width of a head; 0 for hidden_size / num_heads."""
     qkv_bias: bool = False
+    """Projections of queries, keys and values have biases."""
     output_bias: bool = False
+    """The projection of attention's output has a bias."""
     mlp_bias: bool = False
+    """Projections of the feed-forward have biases."""
     tied: bool = False
+    """The head shares the embedding's weight."""
     attention: AttentionKind = "sdpa"
+    """Kernels of attention."""
     loss_dtype: LossDtype = "model"
+    """Dtype of the loss: the "model"'s, or logits cast to "float32" before it."""
 
 
 def _attention(sizes: LlamaSizes, fqn: str) -> tuple[Operator, ...]:

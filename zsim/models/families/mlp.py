@@ -14,13 +14,16 @@ from zsim.models.spec import ROOT, ModelSpec, Module, ParamGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpSizes:
-    """`dims` are the widths between blocks (one more than there are blocks); each block widens to
-    `hidden`."""
+    """Sizes of an mlp, which has one block less than `dims`."""
 
     dims: tuple[int, ...]
+    """Widths before, between and after blocks."""
     hidden: int
+    """Width inside each block."""
     num_classes: int
+    """Classes of the classifier."""
     loss_dtype: LossDtype = "model"
+    """Dtype of the loss: the "model"'s, or logits cast to "float32" before it."""
 
 
 def build(sizes: MlpSizes, *, name: str, sequence_length: int) -> ModelSpec:

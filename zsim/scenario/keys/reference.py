@@ -12,7 +12,7 @@ from typing import Any
 
 from zsim.models.families import FAMILIES
 from zsim.scenario.expect import FIGURES
-from zsim.scenario.keys.training_tables import json_schema, sizes_table, strategy_table
+from zsim.scenario.keys.json_schema import json_schema, sizes_schema, strategy_schema
 from zsim.strategies import STRATEGIES
 
 PREFACE = '''\
@@ -98,14 +98,14 @@ def _sections() -> Iterator[str]:
 
 def _family_sections() -> Iterator[str]:
     for family in FAMILIES:
-        kind = sizes_table(family).model_json_schema()
+        kind = sizes_schema(family)
         title = f'model.sizes of family "{family}"'
         yield from _table(title, "", kind["properties"], {}, kind)
 
 
 def _strategy_sections() -> Iterator[str]:
     for name in STRATEGIES:
-        kind = strategy_table(name).model_json_schema()
+        kind = strategy_schema(name)
         own = {key: entry for key, entry in kind["properties"].items() if key != "name"}
         yield from _table(f'strategy, name = "{name}"', "", own, {}, kind)
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from zsim.io.units import parse_time
 
 MAX_NAME = 200
 """The most characters of a name or a pattern."""
+MAX_NAMES = 1024
+"""The most entries of a list of names or patterns."""
+MAX_SIZE = 10_000_000
+"""The largest width, vocabulary or count that a size or an option may have."""
+MAX_USES = 64
+"""The most often that a block runs in a forward, or a model before a backward."""
 MOST_FAULTS = 64
 """The most entries of `faults`."""
 MAX_PAUSE_NS = 3600 * 10**9
 """The longest pause of the trainer, or delay of a rank, in ns: an hour."""
+Names = Annotated[
+    tuple[Annotated[str, Field(max_length=MAX_NAME)], ...], Field(max_length=MAX_NAMES)
+]
 
 
 class Table(BaseModel):

@@ -15,8 +15,9 @@ from zsim.errors import ZsimError, key_of, shown
 from zsim.io import pydantic_words
 from zsim.ir.mesh import AXES, RESERVED_AXES
 from zsim.scenario.keys.foreign_keys import FOREIGN_KEYS
+from zsim.scenario.keys.options import strategy_table
 from zsim.scenario.keys.table import Table
-from zsim.scenario.keys.training_tables import ScenarioTable, strategy_table
+from zsim.scenario.keys.tables import ScenarioTable
 from zsim.strategies import STRATEGIES
 
 OTHER_TOOLS = {

@@ -13,7 +13,7 @@ from zsim.errors import ScenarioError, ZsimError
 from zsim.io.units import format_rate, parse_power, parse_rate
 from zsim.scenario.checks.work_limits import SLOWEST
 from zsim.scenario.keys.table_checks import did_you_mean
-from zsim.scenario.keys.training_tables import ClusterTable
+from zsim.scenario.keys.tables import ClusterTable
 
 
 def made_cluster(table: ClusterTable, folder: Path | None) -> ClusterSpec:

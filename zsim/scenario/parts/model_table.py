@@ -12,8 +12,9 @@ from zsim.models.families.size_checks import fit_problems
 from zsim.models.repeats import Uses, with_uses
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Batch
+from zsim.scenario.keys.options import sizes_table
 from zsim.scenario.keys.table_checks import did_you_mean, validated
-from zsim.scenario.keys.training_tables import ModelTable, sizes_table
+from zsim.scenario.keys.tables import ModelTable
 
 
 def named(table: ModelTable) -> ModelTable:

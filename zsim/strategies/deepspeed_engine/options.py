@@ -25,59 +25,64 @@ _SIZE = {"most": MOST_ELEMENTS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaOptions:
-    """DeepSpeed's own at stages 1 and 2. Sizes count elements.
-
-    `reduce_bucket_size`: gradients reduced at a time, and the size of a buffer that each backward
-    makes. `overlap_comm`: reductions run on a stream of their own, from two such buffers.
-    `reduce_scatter`: gradients are averaged in slices by owner. `round_robin_gradients`: parameters
-    are dealt out to the parts of the flat buffer in turn. `check_grad_overflow`: gradients of bf16
-    are searched for infinities before the step, as those of fp16 always are. All releases of 0.19
-    read `allgather_partitions` and `allgather_bucket_size`, and gather the flat buffer at once.
-    """
+    """DeepSpeed's own at stages 1 and 2. Sizes count elements."""
 
     reduce_bucket_size: int = field(default=500_000_000, metadata=_SIZE)
+    """Elements that are reduced at a time, and of the buffer that each backward makes for them."""
     allgather_bucket_size: int = field(default=500_000_000, metadata=_SIZE)
+    """Read and not used by DeepSpeed 0.19."""
     allgather_partitions: bool = True
+    """Read and not used by DeepSpeed 0.19."""
     overlap_comm: bool = False
+    """Gradients are reduced on a stream of their own, from two buffers."""
     contiguous_gradients: bool = True
+    """Gradients are copied into the bucket's buffer; only true is modelled."""
     round_robin_gradients: bool = False
+    """Parameters are dealt out in turn to the parts of the flat buffer."""
     reduce_scatter: bool = True
+    """Gradients are averaged in slices by owner, else bucket by bucket."""
     check_grad_overflow: bool = True
+    """Gradients of bf16 are searched for infinities before the step, as those of fp16 always are.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
     """DeepSpeed's own at stage 3. Sizes count elements of whole parameters, but for
-    `sub_group_size`, which counts a rank's.
-
-    - `reduce_bucket_size`: gradients reduced at a time, and the size of a buffer that is always
-      there. `overlap_comm`: gathers and reductions have streams of their own.
-    - `stage3_prefetch_bucket_size`: parameters gathered ahead at each step of the trace, while
-      fewer than `stage3_max_live_parameters` are whole.
-    - `stage3_max_reuse_distance`: parameters stay whole that are used again within it.
-    - `stage3_param_persistence_threshold`: parameters of at most so many elements stay whole.
-    - `stage3_model_persistence_threshold`: elements of all those together, in the model's order.
-    - `sub_group_size`: elements that the optimizer steps at a time.
-    - `zero_hpz_partition_size`: ranks over which a copy of each released parameter is sharded, from
-      which it is gathered until the step (hpZ of ZeRO++).
-    - `zero_quantized_weights`: gathers are in int8 (qwZ of ZeRO++), by kernels of GPUs.
-    """
+    `sub_group_size`, which counts a rank's."""
 
     reduce_bucket_size: int = field(default=500_000_000, metadata=_SIZE)
+    """Elements that are reduced at a time, and of the buffer that is always there for them."""
     allgather_bucket_size: int = field(default=500_000_000, metadata=_SIZE)
+    """Read and not used by DeepSpeed 0.19."""
     allgather_partitions: bool = True
+    """Read and not used by DeepSpeed 0.19."""
     overlap_comm: bool = True
+    """Gathers and reductions have streams of their own."""
     contiguous_gradients: bool = True
+    """Gradients are copied into the bucket's buffer; only true is modelled."""
     reduce_scatter: bool = True
+    """Gradients are averaged in slices by owner, else bucket by bucket."""
     stage3_prefetch_bucket_size: int = field(default=50_000_000, metadata=_SIZE)
+    """Elements of parameters that are gathered ahead at each step of the trace."""
     stage3_max_live_parameters: int = field(default=1_000_000_000, metadata=_SIZE)
+    """Elements of whole parameters from which on none are gathered ahead."""
     stage3_max_reuse_distance: int = field(default=1_000_000_000, metadata=_SIZE)
+    """Elements within which a parameter must be used again to stay whole."""
     stage3_param_persistence_threshold: int = field(default=100_000, metadata=_SIZE)
+    """Elements of the largest parameters that stay whole."""
     stage3_model_persistence_threshold: int = field(default=MOST_ELEMENTS, metadata=_SIZE)
+    """Elements of all parameters that stay whole."""
     stage3_module_granularity_threshold: int = 0
+    """Leaf modules; only 0 is modelled."""
     sub_group_size: int = field(default=1_000_000_000, metadata=_SIZE)
+    """Elements that a rank's optimizer steps at a time."""
     zero_hpz_partition_size: int = 1
+    """Ranks over which a copy of each released parameter is sharded, from which it is gathered
+    until the step (hpZ of ZeRO++)."""
     zero_quantized_weights: bool = False
+    """Parameters are gathered in int8 (qwZ of ZeRO++) by kernels of GPUs, which no run here
+    confirms."""
 
 
 def problems(options: ReplicaOptions, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from zsim.cli import shared_options, terminal
 from zsim.errors import ScenarioError, shown
-from zsim.scenario.keys import training_tables as schema
+from zsim.scenario.keys.json_schema import json_schema
+from zsim.scenario.keys.options import strategy_table
 from zsim.scenario.scenario import load
 
 EXAMPLE = "zsim list clusters"
@@ -29,7 +30,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """`zsim list`: names, one per line, with a word on each; without a name of a list, all."""
     if options.what == "schema":
-        terminal.write_json(schema.json_schema())
+        terminal.write_json(json_schema())
         return 0
     chosen = [options.what] if options.what else list(LISTINGS)
     lists = {what: list(LISTINGS[what]()) for what in chosen}
@@ -96,7 +97,7 @@ def _strategies() -> Iterator[Row]:
     for name in STRATEGIES:
         yield name, ", ".join(
             key if field.default is None else f"{key} = {shown(field.default)}"
-            for key, field in schema.strategy_table(name).model_fields.items() if key != "name"
+            for key, field in strategy_table(name).model_fields.items() if key != "name"
         )
 
 
