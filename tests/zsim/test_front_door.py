@@ -18,9 +18,9 @@ from zsim.cli.main import main
 from zsim.scenario import scenario as scenario_module
 
 TABLES = (
-    "model, batch, cluster, strategy, precision, optimizer, offload, "
-    "activation_checkpointing, wrapping, execution, faults, allocator, checkpoint, frozen, "
-    "steps, seed, expect, lint, description"
+    "description, model, batch, cluster, strategy, precision, optimizer, offload, "
+    "activation_checkpointing, wrapping, execution, faults, allocator, frozen, checkpoint, "
+    "steps, seed, expect, lint"
 )
 REAL = "ranks, all_ranks, interpreter, timeout_s"
 PARTS = "where, expected, found, remedy"
@@ -35,7 +35,7 @@ SIGNATURES = {
     "Exported": None, "Fit": None, "GiB": "number", "Imported": None, "JitteredSteps": None,
     "KiB": "number", "LintFinding": None, "MiB": "number",
     "Plan": None, "Run": "record, scenario, warnings, device_memory",
-    "Scenario": f"{TABLES}, name, folder, unknown", "ScenarioError": "problems",
+    "Scenario": f"{TABLES}, name, folder", "ScenarioError": "problems",
     "Sweep": None, "Why": None,
     "compare": "predicted, measured, require", "export_config": "scenario, kind",
     "import_config": "path, kind, model, cluster, settings, recipe, drop", "fit": "scenario, say",
@@ -122,7 +122,7 @@ def test_every_member_that_is_called_or_computed_is_documented(name):
 
 def test_with_takes_the_tables_that_a_scenario_is_made_of():
     signature = inspect.signature(zsim.Scenario.with_)
-    assert ", ".join(signature.parameters) == f"self, {TABLES}, name, unknown"
+    assert ", ".join(signature.parameters) == f"self, {TABLES}, name"
 
 
 def test_importing_it_loads_nothing_but_the_standard_library():

@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Never
+from typing import Any, Literal, Unpack
 
 from zsim.autograd.traced.model import TracedModel
 from zsim.cluster.cluster import ClusterSpec
@@ -37,7 +37,7 @@ from zsim.scenario.derived_tables import in_step
 from zsim.scenario.expect import Expectation
 from zsim.scenario.keys.table_checks import each_key_once, faults_of, parts, strategy_of
 from zsim.scenario.parts.assemble import assemble
-from zsim.scenario.tables import Table
+from zsim.scenario.tables import Tables, in_order, in_signature
 from zsim.strategies import STRATEGIES
 
 OUTSIDE_THE_TRAINING = (
@@ -46,7 +46,7 @@ OUTSIDE_THE_TRAINING = (
 IN_PYTHON = "Scenario"
 """Stands in messages where a file's name stands for a scenario from a file."""
 KEPT: Any = ...
-"""Default of the tables that `with_` leaves as they are."""
+"""Default of what `with_` leaves as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False)
@@ -100,41 +100,10 @@ class Scenario:
     _tables: dict[str, Any] = field(compare=False)
     """Scenarios are equal that mean the same, however they are written, named or kept."""
 
+    @in_signature(None)
     def __init__(
-        self,
-        *,
-        model: Table | None = None,
-        batch: Table | None = None,
-        cluster: Table | None = None,
-        strategy: Table | None = None,
-        precision: Table | None = None,
-        optimizer: Table | None = None,
-        offload: Table | None = None,
-        activation_checkpointing: Table | None = None,
-        wrapping: Table | None = None,
-        execution: Table | None = None,
-        faults: Sequence[Table] | None = None,
-        allocator: Table | None = None,
-        checkpoint: Table | None = None,
-        frozen: Sequence[str] | None = None,
-        steps: int | None = None,
-        seed: int | None = None,
-        expect: Table | None = None,
-        lint: Table | None = None,
-        description: str | None = None,
-        name: str = "scenario",
-        folder: str | PathLike[str] = ".",
-        **unknown: Never,
+        self, *, name: str = "scenario", folder: str | PathLike[str] = ".", **tables: Unpack[Tables]
     ) -> None:
-        tables = {
-            "description": description, "model": model, "batch": batch, "cluster": cluster,
-            "strategy": strategy, "precision": precision, "optimizer": optimizer,
-            "offload": offload,
-            "activation_checkpointing": activation_checkpointing, "wrapping": wrapping,
-            "execution": execution, "faults": faults, "allocator": allocator, "frozen": frozen,
-            "checkpoint": checkpoint,
-            "steps": steps, "seed": seed, "expect": expect, "lint": lint, **unknown,
-        }
         problems: list[str] = []
         if not isinstance(name, str) or not name or not name.isprintable():
             problems.append(f"name: expected text in one line, found {described(name)}")
@@ -144,7 +113,7 @@ class Scenario:
         except ArgumentError as error:
             problems.append(str(error))
         unwritable: list[str] = []
-        made = scenario_tables.plain(tables, unwritable)
+        made = scenario_tables.plain(in_order(tables), unwritable)
         if unwritable:  # the rest is not whole
             told_of = [*problems, *unwritable]
             raise ScenarioError(tuple(f"{IN_PYTHON}: {problem}" for problem in told_of))
@@ -160,31 +129,8 @@ class Scenario:
         for slot in fields(self):
             object.__setattr__(self, slot.name, values[slot.name])
 
-    def with_(
-        self,
-        *,
-        model: Table | None = KEPT,
-        batch: Table | None = KEPT,
-        cluster: Table | None = KEPT,
-        strategy: Table | None = KEPT,
-        precision: Table | None = KEPT,
-        optimizer: Table | None = KEPT,
-        offload: Table | None = KEPT,
-        activation_checkpointing: Table | None = KEPT,
-        wrapping: Table | None = KEPT,
-        execution: Table | None = KEPT,
-        faults: Sequence[Table] | None = KEPT,
-        allocator: Table | None = KEPT,
-        checkpoint: Table | None = KEPT,
-        frozen: Sequence[str] | None = KEPT,
-        steps: int | None = KEPT,
-        seed: int | None = KEPT,
-        expect: Table | None = KEPT,
-        lint: Table | None = KEPT,
-        description: str | None = KEPT,
-        name: str = KEPT,
-        **unknown: Never,
-    ) -> Scenario:
+    @in_signature(KEPT)
+    def with_(self, *, name: str = KEPT, **tables: Unpack[Tables]) -> Scenario:
         """The scenario with these tables merged into its own, key by key, and checked anew.
 
         A table or a key with None is removed, as if it had never been written. The table of
@@ -198,24 +144,15 @@ class Scenario:
         >>> small.with_(batch={"micro_batch": 8}, strategy={"name": "ddp"})
         <Scenario: gpt-tiny, ddp on 4 ranks of cpu-gloo, 8 × 64 tokens a micro-batch>
         """
-        changes = {
-            "description": description, "model": model, "batch": batch, "cluster": cluster,
-            "strategy": strategy, "precision": precision, "optimizer": optimizer,
-            "offload": offload,
-            "activation_checkpointing": activation_checkpointing, "wrapping": wrapping,
-            "execution": execution, "faults": faults, "allocator": allocator, "frozen": frozen,
-            "checkpoint": checkpoint,
-            "steps": steps, "seed": seed, "expect": expect, "lint": lint, **unknown,
-        }
-        if "folder" in unknown:
+        changes = in_order(tables)
+        if "folder" in changes:
             raise ArgumentError(
                 where="with_: folder", expected="tables and a name",
-                found=described(unknown["folder"]),
+                found=described(changes["folder"]),
                 remedy="zsim.load reads a scenario's file in another folder",
             )
-        there = {key: change for key, change in changes.items() if change is not KEPT}
-        tables: Any = scenario_tables.merged(self._tables, there)
-        made = Scenario(**tables, name="scenario" if name is KEPT else name, folder=self.folder)
+        merged: Any = scenario_tables.merged(self._tables, changes)
+        made = Scenario(**merged, name="scenario" if name is KEPT else name, folder=self.folder)
         if name is KEPT:
             object.__setattr__(made, "name", self.name)
         return made

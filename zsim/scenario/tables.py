@@ -7,14 +7,43 @@ It knows no other key's meaning.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
 from numbers import Integral
 from os import PathLike, fsdecode
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 from zsim.io.quantities import Bytes, Duration
 
+F = TypeVar("F", bound=Callable[..., Any])
 Table = Mapping[str, Any]
+
+
+class Tables(TypedDict, total=False):
+    """The tables of a scenario from Python, in the order in which a file has them; None for one
+    that is not there."""
+
+    description: str | None
+    model: Table | None
+    batch: Table | None
+    cluster: Table | None
+    strategy: Table | None
+    precision: Table | None
+    optimizer: Table | None
+    offload: Table | None
+    activation_checkpointing: Table | None
+    wrapping: Table | None
+    execution: Table | None
+    faults: Sequence[Table] | None
+    allocator: Table | None
+    frozen: Sequence[str] | None
+    checkpoint: Table | None
+    steps: int | None
+    seed: int | None
+    expect: Table | None
+    lint: Table | None
+
+
 NAMED_BY: Mapping[str, tuple[frozenset[str], ...]] = {
     "model": (
         frozenset({"preset", "num_layers", "attention"}),
@@ -25,6 +54,31 @@ NAMED_BY: Mapping[str, tuple[frozenset[str], ...]] = {
     "cluster": (frozenset({"preset"}), frozenset({"file"})),
 }
 """The alternative ways to name a model or a cluster, each by the keys that go with it alone."""
+
+
+def in_order(tables: Tables) -> dict[str, Any]:
+    """`tables` in the order of a file, and after them what is none of a scenario's."""
+    written: dict[str, Any] = dict(tables)
+    known = {name: written.pop(name) for name in Tables.__annotations__ if name in written}
+    return known | written
+
+
+def in_signature(default: Any) -> Callable[[F], F]:
+    """Decorator of a method that takes Tables: its signature names each, with this default, so that
+    `help` and a notebook's completion do."""
+
+    def name_each(method: F) -> F:
+        own = signature(method)
+        tables = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=of.__forward_arg__)
+            for name, of in Tables.__annotations__.items()
+        ]
+        this, *others, _ = own.parameters.values()
+        shown = own.replace(parameters=[this, *tables, *others])
+        setattr(method, "__signature__", shown)  # noqa: B010  mypy knows no such attribute
+        return method
+
+    return name_each
 
 
 def plain(value: Any, problems: list[str], key: str = "") -> Any:
