@@ -70,7 +70,7 @@ RING, GLOO, CLUSTER = (
 )
 ALLOCATOR, SIMULATE, SCHEDULE = (
     "zsim/memory/allocator/caching_allocator.py", "zsim/engine/simulate.py",
-    "zsim/engine/rank_schedule.py",
+    "zsim/engine/events/rank_schedule.py",
 )
 FAIR, LINKS, FOLDING = (
     "zsim/engine/contention/max_min_fairness.py", "zsim/engine/contention/link_contention.py",

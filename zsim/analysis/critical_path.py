@@ -38,7 +38,7 @@ from typing import Literal, NamedTuple
 from zsim.analysis.exposure import at_ends, compute_ops, idle_stretches, shares_of
 from zsim.analysis.free_compute import FreeCompute
 from zsim.analysis.why import LONGER, SHARED, CriticalOp, Exposed, Reason, Waited, Why, name
-from zsim.engine.rank_schedule import awaited_by_host
+from zsim.engine.events.rank_schedule import awaited_by_host
 from zsim.engine.timeline import Timeline, Times
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import Program

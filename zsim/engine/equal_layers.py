@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 
-from zsim.engine.rank_schedule import awaited_by_host
+from zsim.engine.events.rank_schedule import awaited_by_host
 from zsim.engine.timeline import CostModel, Timeline, Times
 from zsim.ir.ops import Op
 from zsim.ir.program import Program, RankProgram

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from zsim.engine.events.deadlock_report import SIMULATION, LostLinkError
 from zsim.engine.faults.fault import AT_OPS, Fault, ReorderedCollective
 from zsim.engine.faults.faulty_program import failures, faulty_program, index_of
-from zsim.engine.simulate import SIMULATION, LostLinkError
 from zsim.engine.simulate_step import StepCosts, simulate_step
 from zsim.engine.timeline import Timeline
 from zsim.errors import DeadlockError

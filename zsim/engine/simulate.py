@@ -3,9 +3,9 @@
 An op starts when the host has issued it, and the op before it on its stream and the ops it waits
 for are over. A collective also awaits all its members and the communicator's last collective.
 Between collectives ranks share nothing, so times there follow by arithmetic at once
-(`zsim.engine.rank_schedule`). Each collective, whose start all its members decide, is an event of
-the simulation. A member's arrival is known no later than the last completion it depends on, so no
-event lies in the past.
+(`zsim.engine.events.rank_schedule`). Each collective, whose start all its members decide, is an
+event of the simulation. A member's arrival is known no later than the last completion it depends
+on, so no event lies in the past.
 
 Copies to and from the host, and work on it, are events too: they share links and memory of their
 node (`zsim.engine.costs.host_work`).
@@ -25,39 +25,30 @@ arithmetic; `zsim.engine.ring_steps` alone runs some.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from zsim.engine.clock import SimpyClock
-from zsim.engine.contention.link_contention import SharedLinks, contended
-from zsim.engine.contention.max_min_fairness import Usage
-from zsim.engine.folding import Meetings, in_step_off_device, representatives
-from zsim.engine.rank_schedule import Arrival, Frontier, RankSchedule, Segment
+from zsim.engine.contention.link_contention import SharedLinks
+from zsim.engine.events.deadlock_report import deadlock_error, endless_error, mismatch_error
+from zsim.engine.events.prepared import Communicator, Prepared
+from zsim.engine.events.progress import (
+    Collective,
+    CommunicatorQueue,
+    RankProgress,
+    durations_of,
+)
+from zsim.engine.events.rank_schedule import Arrival, Segment
 from zsim.engine.timeline import NEVER, NO_DELAYS, CostModel, Delays, RingCosts, Timeline, Times
-from zsim.errors import DeadlockError
-from zsim.io.units import format_time
-from zsim.ir.ledger import label
-from zsim.ir.ops import Op
-from zsim.ir.order.waits import Wait, named_ranks, wait_table
 from zsim.ir.program import Program
 from zsim.ir.run import HopRecord
 
 if TYPE_CHECKING:
-    from zsim.engine.ring_steps.rings import Rings, RingsAtWork
+    from zsim.engine.ring_steps.rings import RingsAtWork
 
-SIMULATION = "simulation"
-"""The place of an error that is no single rank's."""
 UNKNOWN = -1
 """The time of an event that has not happened, in ns."""
-_Key = tuple[str, tuple[int, ...]]
-"""A communicator: the name of its group, and those of its ranks that are simulated."""
-
-
-class LostLinkError(DeadlockError):
-    """A step that cannot end, as a collective that all members enter needs a link that is lost."""
 
 
 def simulate(
@@ -71,171 +62,16 @@ def simulate(
     `stepwise` costs rings are simulated as steps, on all ranks. DeadlockError where ranks wait for
     one another forever or disagree on a collective.
     """
-    return Prepared(
+    prepared = Prepared(
         program, costs=costs, all_ranks=all_ranks, contention=contention, stepwise=stepwise
-    ).simulate(delays)
+    )
+    return simulate_round(prepared, delays)
 
 
-class Prepared:
-    """The part of a simulation that does not depend on the delays of ops."""
-
-    def __init__(
-        self, program: Program, *, costs: CostModel, all_ranks: bool = False,
-        contention: bool = True, stepwise: RingCosts | None = None, note_hops: bool = False,
-    ) -> None:
-        """Arguments as of `simulate`; simulations of rings as steps can `note_hops`."""
-        self.costs, self.program, self.assignment = costs, program, program.assignment
-        self.rings: Rings | None = None
-        self.note_hops = note_hops
-        all_ranks = all_ranks or stepwise is not None or not in_step_off_device(program)
-        if stepwise is not None:
-            from zsim.engine.ring_steps.rings import Rings  # start-up: few steps need networkx
-
-            self.rings = Rings(program, stepwise, contention=contention)
-        schedules = {
-            id(rank.steady): RankSchedule(rank.steady, launch_queue=costs.launch_queue)
-            for rank in program.ranks
-        }
-        alone = {key: _alone(schedule, costs) for key, schedule in schedules.items()}
-        self.schedules = [schedules[id(rank.steady)] for rank in program.ranks]
-        self.alone = [alone[id(rank.steady)] for rank in program.ranks]
-        everyone = tuple(range(program.mesh.world_size))
-        self.representatives = everyone if all_ranks else representatives(
-            program, duration_ns=costs.collective_ns, usage=costs.usage if contention else None
-        )
-        self.groups: dict[_Key, tuple[int, ...]] = {}
-        """All ranks of each communicator, simulated or not."""
-        self.communicators: dict[int, dict[str, _Key]] = {}
-        """Communicators by simulated rank and by the name of the group."""
-        meetings = Meetings(program, self.representatives)
-        names = [schedule.groups for schedule in self.schedules]
-        for rank in sorted(set(self.representatives)):
-            own = self.communicators[rank] = {}
-            for name in names[program.assignment[rank]]:
-                group = program.mesh.group(name, rank)
-                own[name] = name, group if all_ranks else meetings.present(name, rank)
-                self.groups.setdefault(own[name], group)
-        self.in_step, self.contention = not all_ranks, contention
-        self.host_usages: dict[tuple[int, str, int], Usage] = {}
-        """Shares of a node that ops off the device take, by rank, stream and kernels."""
-        self.usages: list[Usage] = [{}] * len(self.groups)
-        if contention and len(self.groups) > 1:
-            self.usages = contended([self._usage(group) for group in self.groups.values()])
-
-    def _usage(self, group: tuple[int, ...]) -> dict[int, Mapping[str, Fraction]]:
-        """The share of each simulated rank's links that collectives over `group` take, by rank.
-
-        It equals that of the members that the rank represents.
-        """
-        return {
-            self.representatives[rank]: parts for rank, parts in self.costs.usage(group).items()
-        }
-
-    def host_usage(self, op: Op, rank: int) -> Usage:
-        """The shares of the rank's node that `op` takes, the same object for one stream's like ops.
-        """
-        key = rank, op.stream, id(op.kernels)
-        if key not in self.host_usages:
-            self.host_usages[key] = self.costs.host_usage(op.kernels, rank, in_step=self.in_step)
-        return self.host_usages[key]
-
-    def simulate(self, delays: Sequence[Delays] = ()) -> Timeline:
-        """The times of the steady step with `delays`, by rank program, or none. DeadlockError as of
-        `simulate`."""
-        return _Engine(self, delays or [NO_DELAYS] * len(self.schedules)).run()
-
-
-@dataclass(frozen=True, slots=True)
-class _Durations:
-    """The durations of a schedule's events, in ns, by event."""
-
-    durations: list[int]
-    """Durations of ops; 0 for those that share links and for the host's events."""
-    offsets: list[int]
-    """The host's work before each event: from its last event to the issue of an op, or to its next
-    event."""
-    longer: Mapping[int, int]
-    """Additions to the time alone, by op."""
-    start: int
-    """Time at which the host begins the step."""
-
-
-def _alone(schedule: RankSchedule, costs: CostModel) -> tuple[list[int], list[int]]:
-    """The ns of each op, 0 for what shares links, and the ns in which the host issues it."""
-    durations = [
-        costs.compute_ns(op.kernels) if op.kernels and op.index not in schedule.arrivals else 0
-        for op in schedule.ops
-    ]
-    return durations, [costs.issue_ns(op) for op in schedule.ops]
-
-
-def _durations(
-    schedule: RankSchedule, alone: tuple[list[int], list[int]], delays: Delays
-) -> _Durations:
-    """The durations of `schedule` with `delays`; `alone` is its `_alone`."""
-    durations, offsets = ([0] * schedule.num_events for _ in range(2))
-    durations[: len(schedule.ops)] = alone[0]
-    for index, extra in delays.longer.items():
-        durations[index] += extra if index not in schedule.arrivals else 0
-    clock, host_event = 0, len(schedule.ops)
-    for index, issue in enumerate(alone[1]):
-        if schedule.host_events[index] != host_event:
-            host_event = schedule.host_events[index]
-            offsets[host_event], clock = clock, 0
-        clock += issue
-        offsets[index] = clock
-        clock += delays.later.get(index, 0)
-    return _Durations(durations, offsets, delays.longer, delays.start)
-
-
-@dataclass(slots=True)
-class _Collective:
-    """One collective of one communicator, as its members arrive."""
-
-    signature: tuple[str, int, int]
-    ready: int = 0
-    last: Arrival | None = None
-    durations: _Durations | None = None
-    """Arrival and durations of the last member so far; members with one program share them."""
-    is_agreed: bool = True
-    """False where a member has another signature; then it never starts."""
-    longer: int = 0
-    """The most that overlap on any member adds: the slowest member holds up the others."""
-    arrived: list[tuple[_Rank, Arrival]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Communicator:
-    """One queue: collectives start in issue order, each when all members have arrived and the one
-    before it is over."""
-
-    members: int
-    ranks: tuple[int, ...]
-    usage: Usage
-    """The share of the simulated ranks' links that its collectives take; empty where it cannot
-    contend."""
-    free_at: int = 0
-    next: int = 0
-    pending: dict[int, _Collective] = field(default_factory=dict)
-    waiting: list[_Collective] = field(default_factory=list)
-    is_busy: bool = False
-
-
-@dataclass(slots=True)
-class _Rank:
-    """One rank's progress: its frontier, and the starts and ends of its events so far, in ns."""
-
-    rank: int
-    schedule: RankSchedule
-    durations: _Durations
-    communicators: dict[str, _Communicator]
-    starts: list[int]
-    ends: list[int]
-    frontier: Frontier
-    shared: dict[int, int] = field(default_factory=dict)
-    """The ns that each collective or copy took longer because it shared its links, by op."""
-    arrived: dict[int, int] = field(default_factory=dict)
-    """The time from which on each collective waited for other members alone, by op."""
+def simulate_round(prepared: Prepared, delays: Sequence[Delays] = ()) -> Timeline:
+    """The times of the steady step with `delays`, by rank program, or none. DeadlockError as of
+    `simulate`."""
+    return _Engine(prepared, delays or [NO_DELAYS] * len(prepared.schedules)).run()
 
 
 class _Engine:
@@ -248,28 +84,28 @@ class _Engine:
         self.clock = SimpyClock()
         self.links = SharedLinks(self.clock)
         self.hops: list[HopRecord] | None = [] if prepared.note_hops else None
-        self.differing: _Collective | None = None
+        self.differing: Collective | None = None
         """The first collective on which members do not agree."""
-        self.endless: list[tuple[int, tuple[int, ...], _Collective]] = []
+        self.endless: list[tuple[int, tuple[int, ...], Collective]] = []
         """Collectives that never end, with the ranks that have all entered them, and since when.
         """
         communicators = {
-            key: _Communicator(members=len(key[1]), ranks=ranks, usage=usage)
+            key: CommunicatorQueue(members=len(key[1]), ranks=ranks, usage=usage)
             for (key, ranks), usage in zip(prepared.groups.items(), prepared.usages, strict=True)
         }
         durations = [
-            _durations(*each)
+            durations_of(*each)
             for each in zip(prepared.schedules, prepared.alone, delays, strict=True)
         ]
         segments = [schedule.start() for schedule in prepared.schedules]
-        self.ranks: list[tuple[_Rank, Segment]] = []
+        self.ranks: list[tuple[RankProgress, Segment]] = []
         for rank, keys in prepared.communicators.items():
             kind = prepared.assignment[rank]
             schedule = prepared.schedules[kind]
             own = {name: communicators[key] for name, key in keys.items()}
             ends = [UNKNOWN] * schedule.num_events
             ends[len(schedule.ops)] = durations[kind].start
-            state = _Rank(
+            state = RankProgress(
                 rank, schedule, durations[kind], own, [UNKNOWN] * schedule.num_events, ends,
                 segments[kind].frontier,
             )
@@ -287,12 +123,12 @@ class _Engine:
             self._advance(rank, segment)
         self.clock.run()
         if self.differing is not None:
-            raise _mismatch(self.differing, Counter(self.representatives))
+            raise mismatch_error(self.differing, Counter(self.representatives))
         if self.endless:
-            raise _endless(self.endless, self.costs)
+            raise endless_error(self.endless, self.costs)
         stuck = [rank for rank, _ in self.ranks if rank.schedule.next_op(rank.frontier)]
         if stuck:
-            raise _deadlock(self.prepared, stuck)
+            raise deadlock_error(self.prepared, stuck)
         issued: _Issued = {}
         times = {rank.rank: _times(rank, issued) for rank, _ in self.ranks}
         step = max((max(each.ends, default=0) for each in times.values()), default=0)
@@ -301,7 +137,7 @@ class _Engine:
             hops=tuple(self.hops or ()),
         )
 
-    def _advance(self, rank: _Rank, segment: Segment) -> None:
+    def _advance(self, rank: RankProgress, segment: Segment) -> None:
         """Let `rank` run `segment`. Every op of every rank passes here, so nothing is looked up
         that a local name can hold."""
         starts, ends = rank.starts, rank.ends
@@ -318,7 +154,7 @@ class _Engine:
         for arrival in segment.arrivals:
             self._arrive(rank, arrival)
 
-    def _leave_device(self, rank: _Rank, arrival: Arrival) -> None:
+    def _leave_device(self, rank: RankProgress, arrival: Arrival) -> None:
         """Let the host, or its link, do the op's work at the speed that other work leaves it."""
         index, begin = arrival.index, rank.starts[arrival.index]
         op = rank.schedule.ops[index]
@@ -336,14 +172,14 @@ class _Engine:
         usage = self.prepared.host_usage(op, rank.rank)
         self.clock.after(delay, lambda: self.links.begin(usage, alone, end))
 
-    def _arrive(self, rank: _Rank, arrival: Arrival) -> None:
+    def _arrive(self, rank: RankProgress, arrival: Arrival) -> None:
         if not arrival.group:
             self._leave_device(rank, arrival)
             return
         communicator, ready = rank.communicators[arrival.group], rank.starts[arrival.index]
         collective = communicator.pending.get(arrival.ordinal)
         if collective is None:
-            collective = communicator.pending[arrival.ordinal] = _Collective(arrival.signature)
+            collective = communicator.pending[arrival.ordinal] = Collective(arrival.signature)
         rank.arrived[arrival.index] = ready
         if collective.last is not arrival or collective.durations is not rank.durations:
             # of another program than the member before, or with other delays
@@ -370,7 +206,7 @@ class _Engine:
             following = communicator.pending.get(communicator.next)
         self._start(communicator)
 
-    def _start(self, communicator: _Communicator) -> None:
+    def _start(self, communicator: CommunicatorQueue) -> None:
         """Schedule the next collective of a communicator that is idle. Its speed follows from the
         shared links where the communicator contends."""
         if communicator.is_busy or not communicator.waiting:
@@ -402,8 +238,8 @@ class _Engine:
             self.links.begin(communicator.usage, alone, end)
 
     def _join(
-        self, rings: RingsAtWork, communicator: _Communicator, collective: _Collective,
-        rank: _Rank, arrival: Arrival,
+        self, rings: RingsAtWork, communicator: CommunicatorQueue, collective: Collective,
+        rank: RankProgress, arrival: Arrival,
     ) -> None:
         """Let a rank take part in a collective before the others have arrived, and resume the rank
         when its own part is over."""
@@ -431,12 +267,12 @@ class _Engine:
             ready_ns=rank.starts[index], longer_ns=rank.durations.longer.get(index, 0), over=over,
         )
 
-    def _end(self, collective: _Collective, begin: int, end: int) -> None:
+    def _end(self, collective: Collective, begin: int, end: int) -> None:
         """Resume its members, in the order of their arrivals."""
         for rank, arrival in collective.arrived:
             self._resume(rank, arrival, begin, end)
 
-    def _resume(self, rank: _Rank, arrival: Arrival, begin: int, end: int) -> None:
+    def _resume(self, rank: RankProgress, arrival: Arrival, begin: int, end: int) -> None:
         """Let `rank` go on after its collective."""
         index = arrival.index
         rank.starts[index], rank.ends[index] = begin, end
@@ -445,8 +281,8 @@ class _Engine:
 
 
 def _run_alone(
-    communicators: Mapping[_Key, _Communicator], links: SharedLinks, clock: SimpyClock, key: _Key,
-    alone: int, end: Callable[[], None],
+    communicators: Mapping[Communicator, CommunicatorQueue], links: SharedLinks, clock: SimpyClock,
+    key: Communicator, alone: int, end: Callable[[], None],
 ) -> None:
     """Run from now on what takes `alone` with its links to itself, and call `end`."""
     if usage := communicators[key].usage:
@@ -459,7 +295,7 @@ _Issued = dict[tuple[int, ...], list[int]]
 """Times at which a host issued each op, by the schedule and the times of the host's events."""
 
 
-def _times(rank: _Rank, known: _Issued) -> Times:
+def _times(rank: RankProgress, known: _Issued) -> Times:
     """The times of a rank's ops. Most hosts issue ops at the same times: those lists are `known`
     and shared."""
     schedule, count = rank.schedule, len(rank.schedule.ops)
@@ -472,75 +308,3 @@ def _times(rank: _Rank, known: _Issued) -> Times:
             for time, offset in zip(resumed, rank.durations.offsets, strict=False)
         ]
     return Times(rank.starts[:count], rank.ends[:count], issued, rank.shared, rank.arrived)
-
-
-def _mismatch(collective: _Collective, ranks: Mapping[int, int]) -> DeadlockError:
-    """The error of members that issue different collectives. The fewest are blamed; of as many,
-    those that arrived last. `ranks`: the number of ranks that each simulated one stands for."""
-    issued: dict[tuple[str, int, int], list[tuple[_Rank, Arrival]]] = {}
-    for each in collective.arrived:
-        issued.setdefault(each[1].signature, []).append(each)
-    fewest = min(
-        reversed(issued.values()), key=lambda alike: sum(ranks[rank.rank] for rank, _ in alike)
-    )
-    (rank, arrival), (other, earlier) = fewest[0], next(
-        each for each in collective.arrived if each not in fewest
-    )
-    op, theirs = rank.schedule.ops[arrival.index], other.schedule.ops[earlier.index]
-    return DeadlockError(
-        where=f"rank {rank.rank}, op {op.index} ({op.kind} {op.unit})",
-        expected=f"the {_signed(theirs)} that rank {other.rank} issues at op {theirs.index} over "
-                 f"{op.group}",
-        found=_signed(op),
-        remedy="ranks of one group must issue the same collectives in the same order",
-    )
-
-
-def _signed(op: Op) -> str:
-    """The parts of a collective on which its members agree, as text."""
-    return f"{op.kind} of {op.nbytes:,} B" + f" from {op.root}" * (op.kind == "broadcast")
-
-
-def _endless(
-    collectives: list[tuple[int, tuple[int, ...], _Collective]], costs: CostModel
-) -> LostLinkError:
-    """The error of the first of `collectives` over a lost link, which all its ranks have entered.
-    """
-    begin, ranks, collective = min(collectives, key=lambda each: each[:2])
-    rank, arrival = collective.arrived[0]
-    op = rank.schedule.ops[arrival.index]
-    return LostLinkError(
-        where=" and ".join(costs.lost_links(ranks)),
-        expected=f"a network that carries the {op.kind} of {op.unit}, {op.nbytes:,} B over "
-                 f"{op.group}",
-        found=f"a lost link: {named_ranks(ranks)} wait in it forever, from {format_time(begin)} "
-              f"into the step on",
-        remedy="leave the fault out for a step that ends",
-    )
-
-
-def _deadlock(prepared: Prepared, stuck: list[_Rank]) -> DeadlockError:
-    """The error whose table has the ring of ranks that wait for one another, and how their Programs
-    differ."""
-    waits = [wait for rank in stuck for wait in _waits(prepared, rank)]
-    table = "\n  ".join(wait_table(prepared.program, waits, stretch="steady"))
-    return DeadlockError(
-        where=SIMULATION,
-        expected="ranks of one group to issue the same collectives in the same order",
-        found=f"a deadlock of {named_ranks([rank.rank for rank in stuck])}:\n  {table}",
-    )
-
-
-def _waits(prepared: Prepared, rank: _Rank) -> Iterator[Wait]:
-    """The collectives at which `rank` has arrived and simulated members of the group have not."""
-    for stream in sorted(rank.frontier.arrived):
-        index = rank.schedule.queues[stream][rank.frontier.heads[stream]]
-        arrival = rank.schedule.arrivals[index]
-        members = prepared.communicators[rank.rank][arrival.group][1]
-        collective = rank.communicators[arrival.group].pending.get(arrival.ordinal)
-        there = {member.rank for member, _ in collective.arrived} if collective else set(members)
-        if absent := tuple(member for member in members if member not in there):
-            op = f"op {index} ({label(rank.schedule.ops[index])})"
-            yield Wait(
-                rank=rank.rank, group=arrival.group, seq=arrival.ordinal, op=op, absent=absent
-            )

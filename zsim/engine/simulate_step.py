@@ -14,11 +14,12 @@ from typing import Protocol
 
 from zsim.engine.contention.overlap import OverlapCosts, add, overlap_losses
 from zsim.engine.equal_layers import Layers, Losses
+from zsim.engine.events.prepared import Prepared
 from zsim.engine.execution import Execution
 from zsim.engine.faults.fault import Fault
 from zsim.engine.faults.fault_delays import fault_delays
 from zsim.engine.folding import in_step_off_device
-from zsim.engine.simulate import Prepared
+from zsim.engine.simulate import simulate_round
 from zsim.engine.timeline import NO_DELAYS, Delays, RingCosts, Timeline
 from zsim.ir.ops import Op
 from zsim.ir.program import Program
@@ -142,17 +143,15 @@ def timeline_of(
         Delays(add(add(own, waiting), more.longer), own, more.start)
         for own, waiting, more in zip(idle, waits, slower, strict=True)
     ]
-    alone = prepared.simulate(delays)
+    alone = simulate_round(prepared, delays)
     losses = overlap_losses(program, alone, costs=costs, pauses=idle)
     if not see(alone, losses) or not any(losses.values()):
         return alone
     for _ in range(ROUNDS):
-        timeline = prepared.simulate(
-            [
-                replace(known, longer=add(known.longer, losses.get(kind, {})))
-                for kind, known in enumerate(delays)
-            ]
-        )
+        timeline = simulate_round(prepared, [
+            replace(known, longer=add(known.longer, losses.get(kind, {})))
+            for kind, known in enumerate(delays)
+        ])
         before, losses = (
             losses, overlap_losses(program, timeline, costs=costs, pauses=idle, lengthened=True),
         )

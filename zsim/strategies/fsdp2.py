@@ -63,7 +63,7 @@ class Options:
     """Next blocks that each block gathers when it begins (set_modules_to_forward_prefetch)."""
     backward_prefetch: int = 0
     """Blocks before it that each block gathers in backward (set_modules_to_backward_prefetch); 0
-    for torch's default, the one before it, which also holds for the root."""
+    for torch's default, the one before it, also of the root."""
     offload: bool = False
     """Sharded parameters, gradients and optimizer states live in host memory, where the optimizer
     steps (CPUOffloadPolicy)."""

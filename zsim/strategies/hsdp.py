@@ -14,7 +14,7 @@ class Options(fsdp2.Options):
 
     all_reduce: fsdp2.AllReduceAfter = "every"
     """Gradients are reduced over replicas after "every" micro-batch that synchronises, or the
-    "last" alone (set_requires_all_reduce), until which each rank keeps its shard of the sum."""
+    "last", until which ranks keep shards of sums (set_requires_all_reduce)."""
 
     @property
     def all_reduce_after(self) -> fsdp2.AllReduceAfter:

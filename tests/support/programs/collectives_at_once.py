@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from zsim.cluster.cluster import ClusterSpec, Link
 from zsim.engine.costs.op_costs import Costs
-from zsim.engine.simulate import Prepared
+from zsim.engine.events.prepared import Prepared
+from zsim.engine.simulate import simulate_round
 from zsim.engine.timeline import Delays, Timeline
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Op, OpKind
@@ -35,7 +36,7 @@ def as_flows(
 ) -> Timeline:
     """The times with collectives as flows, on all ranks."""
     prepared = Prepared(program, costs=costs, all_ranks=True, contention=contention)
-    return prepared.simulate(delays)
+    return simulate_round(prepared, delays)
 
 
 def as_steps(
@@ -43,7 +44,7 @@ def as_steps(
 ) -> Timeline:
     """The times with rings as steps, and all hops."""
     prepared = Prepared(program, costs=costs, contention=contention, stepwise=costs, note_hops=True)
-    return prepared.simulate(delays)
+    return simulate_round(prepared, delays)
 
 
 def bandwidth_alone(cluster: ClusterSpec) -> ClusterSpec:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim.engine.rank_schedule import RankSchedule
+from zsim.engine.events.rank_schedule import RankSchedule
 from zsim.ir.gc_pause import uncollected
 from zsim.ir.order.happens_before import happened
 from zsim.runs.backend import RunOptions

@@ -10,9 +10,10 @@ import pytest
 import zsim
 from tests.support.folders import SCENARIOS
 from zsim.engine.costs.op_costs import Costs
+from zsim.engine.events.prepared import Prepared
 from zsim.engine.ring_steps import work
 from zsim.engine.ring_steps.work import EventsError
-from zsim.engine.simulate import Prepared
+from zsim.engine.simulate import simulate_round
 from zsim.engine.simulate_step import simulate_step
 from zsim.errors import DeadlockError
 from zsim.ir.gc_pause import uncollected
@@ -191,6 +192,6 @@ def test_a_simulation_leaves_no_reference_cycles_but_simpy_s():
         for stepwise in (None, costs):
             prepared = Prepared(program, costs=costs, stepwise=stepwise)
             gc.collect()
-            prepared.simulate()
+            simulate_round(prepared)
             left.append(gc.collect())
     assert left[0] == left[1] < 20

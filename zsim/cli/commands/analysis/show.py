@@ -11,7 +11,7 @@ from zsim.analysis import advice, assessed
 from zsim.cli import arguments, outputs, shared_options, terminal
 from zsim.cli.inputs import load_with_options, read, warned
 from zsim.cli.reports import memory_report, program_report
-from zsim.engine.simulate import LostLinkError
+from zsim.engine.events.deadlock_report import LostLinkError
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.memory import fits, full_device, non_torch, waterfall
 from zsim.memory.allocator import reserved

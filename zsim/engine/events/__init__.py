@@ -1,0 +1,1 @@
+"""Parts of one round of the simulation: schedules, progress of ranks, and the event queue."""
