@@ -28,7 +28,6 @@ import torch.distributed as dist
 from zreal.cluster import last_words
 from zreal.cluster.launcher import LaunchedRank, LauncherError, launched_rank
 from zreal.cluster.meeting import meet, store_of
-from zreal.numerics_choice import NumericsChoice, choose_numerics
 from zreal.processes.host_memory import require_device_memory
 from zreal.processes.progress import KEPT
 from zreal.processes.rank_device import present_nbytes, start_group, take_device
@@ -36,7 +35,8 @@ from zreal.processes.rank_settings import settle
 from zreal.processes.rank_status import BUILDING, MOVES_OF_A_RUN, NO_COLLECTIVE, RECENT_S
 from zreal.processes.reports.error_line import error_line
 from zreal.processes.reports.stacks import main_frame
-from zreal.rank_run import (
+from zreal.rank.choice import NumericsChoice, choose_numerics
+from zreal.rank.run import (
     RENDEZVOUS_S,
     c10d_backend,
     interpreter_of,

@@ -64,7 +64,7 @@ def fail(scenario: Scenario, fault: Fault, *, limit_s: float = LIMIT_S) -> dict[
     start = launch.launch
 
     def faulty(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
-        assert target == "zreal.rank_run:launched_rank"
+        assert target == "zreal.rank.run:launched_rank"
         job = {**arguments, "fault": fault.table()}
         return start("tests.support.faulty.faults:faulty_rank", job, **more)
 

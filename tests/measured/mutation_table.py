@@ -42,7 +42,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/zsim/engine/test_simulate.py",
     ),
     "contention": ("tests/zsim/engine/contention",),
-    "real ring": ("tests/zreal/test_ring.py",),
+    "real ring": ("tests/zreal/executor/test_ring.py",),
     "real zero": ("tests/zreal/zero/test_zero.py",),
 }
 """Tests that each kind of defect should be caught by."""
@@ -76,7 +76,7 @@ FAIR, LINKS, FOLDING = (
     "zsim/engine/contention/max_min_fairness.py", "zsim/engine/contention/link_contention.py",
     "zsim/engine/folding.py",
 )
-REAL_RING, REAL_SHARDS = "zreal/ring.py", "zreal/zero/shard_optimizer.py"
+REAL_RING, REAL_SHARDS = "zreal/executor/ring.py", "zreal/zero/shard_optimizer.py"
 
 
 def _of(file: str, suite: str, *changes: tuple[str, str]) -> tuple[Mutation, ...]:

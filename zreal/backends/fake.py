@@ -67,9 +67,9 @@ class FakeBackend:
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The Run of `options.ranks`, first and last by default."""
         require_torch(self.name)
-        from zreal import rank_run
         from zreal.processes.host_memory import require_device_memory, require_host_memory
         from zreal.processes.rank_device import present_nbytes, take_device
+        from zreal.rank import run as rank_run
 
         interpreter = rank_run.interpreter_of(scenario, options.interpreter)
         require_transformers(scenario, self.name)

@@ -37,7 +37,7 @@ from zsim.scenario.scenario import Scenario
 MAX_PROCESSES = 64
 """Ranks that gloo and nccl start on one machine at most."""
 FAULTS = tuple(kind.kind for kind in (SlowRank, LateStart, FailingRank, SkippedCollective))
-"""Kinds of faults that `zreal.rank_faults` gives a rank over gloo."""
+"""Kinds of faults that `zreal.rank.faults` gives a rank over gloo."""
 INTERRUPTED = "its controller was ended, by SIGTERM or Ctrl-C"
 EMULATED = "emulated in timed steps: forward, backward and optimizer last as predicted"
 
@@ -80,10 +80,10 @@ class GlooBackend:
                 found=f"{scenario.world_size}",
                 remedy="use the backend fake, or torchrun -m zreal.worker on a cluster",
             )
-        from zreal import rank_run
-        from zreal.numerics_choice import choose_numerics
         from zreal.processes import launch
         from zreal.processes.reports.failure_report import LaunchError
+        from zreal.rank import run as rank_run
+        from zreal.rank.choice import choose_numerics
 
         interpreter = rank_run.interpreter_of(scenario, options.interpreter)
         require_transformers(scenario, self.name)
@@ -105,7 +105,7 @@ class GlooBackend:
         try:
             with self._hosts(options.testbed, scenario.world_size) as hosts:
                 tables = launch.launch(
-                    "zreal.rank_run:launched_rank", arguments, world_size=scenario.world_size,
+                    "zreal.rank.run:launched_rank", arguments, world_size=scenario.world_size,
                     timeout_s=options.timeout_s, hosts=hosts,
                     program=planned_collectives(scenario, self.device), kept=kept,
                     look=at_phase(scenario, options.progress),
@@ -206,7 +206,7 @@ class GlooBackend:
     def _rank_arguments(
         self, scenario: Scenario, interpreter: str, options: RunOptions
     ) -> dict[str, Any]:
-        """Arguments of zreal.rank_run.launched_rank; the scenario travels as its own text."""
+        """Arguments of zreal.rank.run.launched_rank; the scenario travels as its own text."""
         return {
             "text": scenario.to_toml(),
             "where": f"{scenario.name}.toml",

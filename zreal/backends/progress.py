@@ -32,7 +32,7 @@ def at_phase(
 ) -> Callable[[list[RankStatus]], None]:
     """`progress` that names scenario and phase, whenever ranks have come to another."""
     from zreal.processes.rank_status import phase
-    from zreal.reference_cost import num_steps
+    from zreal.processes.reference_cost import num_steps
 
     last = [""]
 

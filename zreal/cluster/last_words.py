@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 
 from zreal.modules.own.user_code import current_location
-from zreal.namespaces import LIBC, PR_SET_PDEATHSIG
 from zreal.processes.rank_status import BUILDING, REFERENCE
+from zreal.testbed.namespaces import LIBC, PR_SET_PDEATHSIG
 from zsim.runs.launch.launched_failure import HANG, SLOW
 
 TERMINATED = "ended by SIGTERM"

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from zreal.processes.rank_device import start_group, take_device, tell_hosts_apart
 from zreal.processes.rank_settings import settle
 from zreal.processes.rendezvous import rendezvous
-from zreal.rank_run import RENDEZVOUS_S
+from zreal.rank.run import RENDEZVOUS_S
 from zsim.ir.ops import ATTENTION_BACKWARD, Kernel, is_attention
 
 WARMUP = 2

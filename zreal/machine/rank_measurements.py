@@ -23,7 +23,7 @@ from zreal.meters.measured_step import TrainedRank
 from zreal.observer.observer import observe
 from zreal.processes.rank_settings import settle
 from zreal.processes.rendezvous import rendezvous
-from zreal.rank_run import RENDEZVOUS_S, interpreter_of
+from zreal.rank.run import RENDEZVOUS_S, interpreter_of
 from zsim.calibration.machine.machine_load import Window
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse

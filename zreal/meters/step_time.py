@@ -16,7 +16,7 @@ from statistics import median_low
 import torch
 import torch.distributed as dist
 
-from zreal.namespaces import IN_TESTBED, INTERFACE
+from zreal.testbed.namespaces import IN_TESTBED, INTERFACE
 from zsim.calibration.machine.machine_load import Window, others_share
 
 LEAST_TIMED, MOST_TIMED = 3, 100

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from zreal.namespaces import LIBC
+from zreal.testbed.namespaces import LIBC
 
 PR_SET_CHILD_SUBREAPER = 36
 """prctl option of Linux's <sys/prctl.h>: this process becomes the parent of orphans below it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from zreal.reference_cost import num_references, reference_cost
+from zreal.processes.reference_cost import num_references, reference_cost
 from zsim.errors import BackendUnavailableError
 from zsim.io.units import format_bytes
 from zsim.ir.ledger_replay import replay

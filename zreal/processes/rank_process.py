@@ -17,11 +17,11 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from zreal.namespaces import IN_TESTBED, INTERFACE, PR_SET_PDEATHSIG, enter_host
 from zreal.processes.descendants import adopt_orphans, descendants
 from zreal.processes.progress import Progress
 from zreal.processes.reports.error_line import error_line
 from zreal.processes.reports.stacks import answer_when_asked
+from zreal.testbed.namespaces import IN_TESTBED, INTERFACE, PR_SET_PDEATHSIG, enter_host
 
 
 def rank_main(

@@ -7,7 +7,7 @@ import socket
 
 import torch.distributed as dist
 
-from zreal.namespaces import IN_TESTBED
+from zreal.testbed.namespaces import IN_TESTBED
 
 HERE = "127.0.0.1"
 FIRST_HOST, PORT = "10.42.0.1", 29_500

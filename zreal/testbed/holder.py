@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 
-from zreal.namespaces import (
+from zreal.testbed.namespaces import (
     CLONE_NEWNET,
     CLONE_NEWUSER,
     INTERFACE,

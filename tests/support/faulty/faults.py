@@ -2,7 +2,7 @@
 
 A fault replaces nothing of the product: the rank runs its scenario on gloo until the collective
 number `at`, and fails there as programs do. `faulty_rank` goes under zreal.processes.launch in
-place of zreal.rank_run.launched_rank; `inject` serves ranks of any launcher.
+place of zreal.rank.run.launched_rank; `inject` serves ranks of any launcher.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zreal import rank_run
 from zreal.meters.collectives import CollectiveRecorder
 from zreal.processes.rendezvous import rendezvous
+from zreal.rank import run as rank_run
 
 Recorder = CollectiveRecorder
 FULL_DISK = "full disk"

@@ -10,7 +10,7 @@ import sys
 import time
 from functools import partial
 
-from zreal.namespaces import INTERFACE, enter_host
+from zreal.testbed.namespaces import INTERFACE, enter_host
 from zreal.testbed.network import network
 from zsim.cluster.testbed import layout
 

@@ -31,7 +31,7 @@ def seeded(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> N
     """Ranks on gloo have the defect that the test is given."""
 
     def start(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
-        assert target == "zreal.rank_run:launched_rank"
+        assert target == "zreal.rank.run:launched_rank"
         return launch(
             "tests.zreal.processes.rank_bodies:with_defect", {**arguments, "defect": request.param},
             **more,

@@ -270,7 +270,7 @@ def test_half_of_every_gradient_is_seen_even_in_two_bytes_under_adamw(monkeypatc
     the same."""
 
     def halved(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
-        assert target == "zreal.rank_run:launched_rank"
+        assert target == "zreal.rank.run:launched_rank"
         return launch("tests.zreal.processes.rank_bodies:with_half_gradients", arguments, **more)
 
     monkeypatch.setattr("zreal.processes.launch.launch", halved)

@@ -21,7 +21,7 @@ from tests.zreal.own.own_modules import HANGING, transformer
 from zreal.modules.numerics.parity import largest, relative_differences
 from zreal.modules.numerics.reference import SingleProcess
 from zreal.modules.own import own_module
-from zreal.rank_numerics import broadcasts_of_buffers
+from zreal.rank.numerics import broadcasts_of_buffers
 from zreal.tracing.own_scenario import with_module
 from zreal.tracing.trace import trace
 from zsim.autograd.traced.model import TracedModel

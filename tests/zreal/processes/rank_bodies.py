@@ -16,11 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zreal import rank_run, torch_private
+from zreal import torch_private
 from zreal.executor import flat_rank, rank_optimizer
 from zreal.executor.flat_rank import FlatRank
 from zreal.meters.memory import MemoryMeter
 from zreal.processes.rank_status import REFERENCE
+from zreal.rank import run as rank_run
 from zsim.ir.ops import Op
 from zsim.models.training_options import Optimizer
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.support.folders import PARITY
-from zreal import rank_run
 from zreal.backends import GlooBackend
 from zreal.processes.launch import launch
 from zreal.processes.reports.failure_report import LaunchError
+from zreal.rank import run as rank_run
 from zsim.runs.backend import RunOptions
 from zsim.runs.launch.planned_collectives import number_of, planned_collectives, without_number
 from zsim.scenario.scenario import load

@@ -26,7 +26,7 @@ def test_bytes_are_the_same_where_one_rank_is_late(
     construction and the first step are seen once."""
 
     def with_a_late_one(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
-        assert target == "zreal.rank_run:launched_rank"
+        assert target == "zreal.rank.run:launched_rank"
         return launch("tests.zreal.processes.rank_bodies:late", arguments, **more)
 
     monkeypatch.setattr("zreal.processes.launch.launch", with_a_late_one)

@@ -54,7 +54,7 @@ def cause(
         time_out_when(one_waits_for_the_other)
 
     def failing(target: str, arguments: dict[str, Any], **more: Any) -> list[Any]:
-        assert target == "zreal.rank_run:launched_rank"
+        assert target == "zreal.rank.run:launched_rank"
         job = {**arguments, "how": request.param}
         return start("tests.zreal.processes.rank_bodies:failing_in_the_first_step", job, **more)
 

@@ -14,7 +14,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from zreal import ring, torch_private
+from zreal import torch_private
+from zreal.executor import ring
 from zreal.testing import Rank, check_collectives, check_module, check_optimizer
 from zsim.testing.sharding import ShardLawError
 

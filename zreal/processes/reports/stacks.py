@@ -25,7 +25,7 @@ ASK = getattr(signal, "SIGUSR1", None)
 ANSWER_S = 0.5
 """Seconds in which a rank that is not stopped answers."""
 FRAME = re.compile(rb'File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
-IN_A_COLLECTIVE = ("/torch/", "/zreal/meters/", "/zreal/ring.py")
+IN_A_COLLECTIVE = ("/torch/", "/zreal/meters/", "/zreal/executor/ring.py")
 """Parts of the names of files in which a rank waits for a collective."""
 
 

@@ -21,7 +21,7 @@ from zreal.modules.numerics import reference
 from zreal.modules.numerics.parity import gradient_differences, largest, relative_differences
 from zreal.modules.optimizers import largest_difference
 from zreal.modules.own.own_module import OwnModel
-from zreal.reference_cost import available_cores, num_steps, reference_cost
+from zreal.processes.reference_cost import available_cores, num_steps, reference_cost
 from zsim.ir.program import RankProgram
 from zsim.ir.run import Numerics
 from zsim.models.training_options import Device

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from zreal.observer.observer import observe
+from zreal.processes.reference_cost import num_steps
 from zreal.processes.rendezvous import rendezvous
-from zreal.rank_numerics import rank_numerics
-from zreal.reference_cost import num_steps
+from zreal.rank.numerics import rank_numerics
 from zsim.scenario.scenario import parse
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from zreal import numerics_choice
 from zreal.processes import host_memory
-from zreal.reference_cost import reference_cost
+from zreal.processes.reference_cost import reference_cost
+from zreal.rank import choice as numerics_choice
 from zsim.errors import BackendUnavailableError
 from zsim.scenario.scenario import Scenario
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zreal.processes.host_memory import available_nbytes, needed_nbytes, require_host_memory
-from zreal.reference_cost import available_cores, num_references, reference_cost
+from zreal.processes.reference_cost import available_cores, num_references, reference_cost
 from zsim.io.units import counted, format_bytes
 from zsim.models.training_options import Device
 from zsim.runs.numerics_mode import NUMERICS_MODES, NumericsMode

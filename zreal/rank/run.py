@@ -28,10 +28,10 @@ from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes.rank_device import HOST_ID, start_group, take_device, tell_hosts_apart
 from zreal.processes.rank_settings import settle
 from zreal.processes.rank_status import BUILDING, NO_COLLECTIVE, REFERENCE
+from zreal.processes.reference_cost import SAMPLES, num_steps
 from zreal.processes.rendezvous import rendezvous
-from zreal.rank_faults import RankFaults
-from zreal.rank_numerics import rank_numerics
-from zreal.reference_cost import SAMPLES, num_steps
+from zreal.rank.faults import RankFaults
+from zreal.rank.numerics import rank_numerics
 from zreal.tracing.own_scenario import with_module
 from zreal.zero.measured_zero import train_own
 from zsim.errors import ArgumentError, BackendUnavailableError

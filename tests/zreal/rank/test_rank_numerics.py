@@ -10,7 +10,7 @@ import torch
 
 from tests.support.folders import PARITY
 from zreal.processes.launch import launch
-from zreal.rank_numerics import digest
+from zreal.rank.numerics import digest
 from zsim.cli.main import main
 from zsim.scenario.scenario import load
 
@@ -51,7 +51,7 @@ def test_numerics_that_are_not_asked_for_are_unsupported(capsys):
 def test_one_bit_on_another_rank_is_noticed(what):
     scenario = load(PARITY / "ddp-mlp-2.toml")
     arguments = {"text": scenario.to_toml(), "what": what}
-    differences = launch("tests.zreal.numerics_ranks:one_bit_off", arguments, world_size=2)
+    differences = launch("tests.zreal.rank.numerics_ranks:one_bit_off", arguments, world_size=2)
     own, other = {"parameters": (0, 1), "gradients": (1, 0)}[what]
     assert differences[1][own] == "inf"
     assert differences[1][other] == differences[0][other]

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from zreal import ring, torch_private
+from zreal import torch_private
+from zreal.executor import ring
 from zreal.processes.launch import launch
 from zreal.processes.rendezvous import rendezvous
 from zsim.cluster.collectives import ring as formulas
@@ -32,7 +33,8 @@ Case = tuple[str, int]
 def test_rings_are_bitwise_gloo_and_send_what_a_ring_must(
     world_size: int, cases: list[Case]
 ) -> None:
-    every = launch("tests.zreal.test_ring:compared", {"cases": cases}, world_size=world_size)
+    body = "tests.zreal.executor.test_ring:compared"
+    every = launch(body, {"cases": cases}, world_size=world_size)
     assert [wrong for rank in every for wrong in rank["wrong"]] == []
     for rank, result in enumerate(every):
         for (dtype, numel), sent in zip(cases, result["sent"], strict=True):

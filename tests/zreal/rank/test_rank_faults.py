@@ -17,7 +17,7 @@ import torch.distributed as dist
 import zsim
 from tests.support.folders import PARITY, SCENARIOS
 from zreal import torch_private, worker
-from zreal.rank_faults import RankFaults, done, number_in_run
+from zreal.rank.faults import RankFaults, done, number_in_run
 from zsim.cli.main import main
 from zsim.engine.faults.fault import FailingRank, SkippedCollective
 from zsim.errors import BackendUnavailableError, DeadlockError, ScenarioError
