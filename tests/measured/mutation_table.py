@@ -38,8 +38,8 @@ SUITES: dict[str, tuple[str, ...]] = {
     "clusters": ("tests/zsim/cluster/test_cluster.py",),
     "allocator": ("tests/zsim/memory/allocator/test_caching_allocator.py",),
     "engine": (
-        "tests/zsim/engine/test_rank_schedule.py", "tests/zsim/engine/test_faulty_steps.py",
-        "tests/zsim/engine/test_simulate.py",
+        "tests/zsim/engine/events/test_rank_schedule.py",
+        "tests/zsim/engine/test_faulty_steps.py", "tests/zsim/engine/test_simulate.py",
     ),
     "contention": ("tests/zsim/engine/contention",),
     "real ring": ("tests/zreal/executor/test_ring.py",),
@@ -76,6 +76,7 @@ FAIR, LINKS, FOLDING = (
     "zsim/engine/contention/max_min_fairness.py", "zsim/engine/contention/link_contention.py",
     "zsim/engine/folding.py",
 )
+PROGRESS = "zsim/engine/events/progress.py"
 REAL_RING, REAL_SHARDS = "zreal/executor/ring.py", "zreal/zero/shard_optimizer.py"
 
 
@@ -375,10 +376,10 @@ MUTATIONS: tuple[Mutation, ...] = (
          "            ends[event] = ready\n"),
         ("        if len(collective.arrived) < communicator.members:\n" "            return\n", ""),
         ("                self.differing = self.differing or collective\n", ""),
-        ("        clock += delays.later.get(index, 0)\n", ""),
         ("            ends[len(schedule.ops)] = durations[kind].start\n",
          "            ends[len(schedule.ops)] = 0\n"),
     ),
+    *_of(PROGRESS, "engine", ("        clock += delays.later.get(index, 0)\n", "")),
     *_of(
         SIMULATE, "contention",
         ("        alone = own + collective.longer\n", "        alone = own\n"),

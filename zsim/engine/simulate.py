@@ -34,7 +34,7 @@ from zsim.engine.contention.link_contention import SharedLinks
 from zsim.engine.events.deadlock_report import deadlock_error, endless_error, mismatch_error
 from zsim.engine.events.prepared import Communicator, Prepared
 from zsim.engine.events.progress import (
-    Collective,
+    CollectiveProgress,
     CommunicatorQueue,
     RankProgress,
     durations_of,
@@ -84,9 +84,9 @@ class _Engine:
         self.clock = SimpyClock()
         self.links = SharedLinks(self.clock)
         self.hops: list[HopRecord] | None = [] if prepared.note_hops else None
-        self.differing: Collective | None = None
+        self.differing: CollectiveProgress | None = None
         """The first collective on which members do not agree."""
-        self.endless: list[tuple[int, tuple[int, ...], Collective]] = []
+        self.endless: list[tuple[int, tuple[int, ...], CollectiveProgress]] = []
         """Collectives that never end, with the ranks that have all entered them, and since when.
         """
         communicators = {
@@ -179,7 +179,8 @@ class _Engine:
         communicator, ready = rank.communicators[arrival.group], rank.starts[arrival.index]
         collective = communicator.pending.get(arrival.ordinal)
         if collective is None:
-            collective = communicator.pending[arrival.ordinal] = Collective(arrival.signature)
+            collective = CollectiveProgress(arrival.signature)
+            communicator.pending[arrival.ordinal] = collective
         rank.arrived[arrival.index] = ready
         if collective.last is not arrival or collective.durations is not rank.durations:
             # of another program than the member before, or with other delays
@@ -238,7 +239,7 @@ class _Engine:
             self.links.begin(communicator.usage, alone, end)
 
     def _join(
-        self, rings: RingsAtWork, communicator: CommunicatorQueue, collective: Collective,
+        self, rings: RingsAtWork, communicator: CommunicatorQueue, collective: CollectiveProgress,
         rank: RankProgress, arrival: Arrival,
     ) -> None:
         """Let a rank take part in a collective before the others have arrived, and resume the rank
@@ -267,7 +268,7 @@ class _Engine:
             ready_ns=rank.starts[index], longer_ns=rank.durations.longer.get(index, 0), over=over,
         )
 
-    def _end(self, collective: Collective, begin: int, end: int) -> None:
+    def _end(self, collective: CollectiveProgress, begin: int, end: int) -> None:
         """Resume its members, in the order of their arrivals."""
         for rank, arrival in collective.arrived:
             self._resume(rank, arrival, begin, end)

@@ -1,11 +1,11 @@
-"""Errors of steps that cannot end: who waits for whom, and where ranks disagree."""
+"""Errors of steps that cannot end: ranks that wait for one another, and those that disagree."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from zsim.engine.events.prepared import Prepared
-from zsim.engine.events.progress import Collective, RankProgress
+from zsim.engine.events.progress import CollectiveProgress, RankProgress
 from zsim.engine.events.rank_schedule import Arrival
 from zsim.engine.timeline import CostModel
 from zsim.errors import DeadlockError
@@ -22,7 +22,7 @@ class LostLinkError(DeadlockError):
     """A step that cannot end, as a collective that all members enter needs a link that is lost."""
 
 
-def mismatch_error(collective: Collective, ranks: Mapping[int, int]) -> DeadlockError:
+def mismatch_error(collective: CollectiveProgress, ranks: Mapping[int, int]) -> DeadlockError:
     """The error of members that issue different collectives. The fewest are blamed; of as many,
     those that arrived last. `ranks`: the number of ranks that each simulated one stands for."""
     issued: dict[tuple[str, int, int], list[tuple[RankProgress, Arrival]]] = {}
@@ -50,7 +50,7 @@ def _signed(op: Op) -> str:
 
 
 def endless_error(
-    collectives: list[tuple[int, tuple[int, ...], Collective]], costs: CostModel
+    collectives: list[tuple[int, tuple[int, ...], CollectiveProgress]], costs: CostModel
 ) -> LostLinkError:
     """The error of the first of `collectives` over a lost link, which all its ranks have entered.
     """

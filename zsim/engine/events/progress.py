@@ -45,7 +45,7 @@ def durations_of(
 
 
 @dataclass(slots=True)
-class Collective:
+class CollectiveProgress:
     """One collective of one communicator, as its members arrive."""
 
     signature: tuple[str, int, int]
@@ -72,8 +72,8 @@ class CommunicatorQueue:
     contend."""
     free_at: int = 0
     next: int = 0
-    pending: dict[int, Collective] = field(default_factory=dict)
-    waiting: list[Collective] = field(default_factory=list)
+    pending: dict[int, CollectiveProgress] = field(default_factory=dict)
+    waiting: list[CollectiveProgress] = field(default_factory=list)
     is_busy: bool = False
 
 

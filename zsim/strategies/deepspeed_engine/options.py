@@ -78,8 +78,8 @@ class ShardOptions:
     sub_group_size: int = field(default=1_000_000_000, metadata=_SIZE)
     """Elements that a rank's optimizer steps at a time."""
     zero_hpz_partition_size: int = 1
-    """Ranks over which a copy of each released parameter is sharded, from which it is gathered
-    until the step (hpZ of ZeRO++)."""
+    """Ranks over which copies of released parameters are sharded, to be gathered until the step
+    (hpZ of ZeRO++)."""
     zero_quantized_weights: bool = False
     """Parameters are gathered in int8 (qwZ of ZeRO++) by kernels of GPUs, which no run here
     confirms."""
