@@ -73,7 +73,7 @@ def test_a_file_that_does_not_parse_is_one_failing_test_and_the_others_run(sessi
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("model = 3\nstrategy = " + "[" * 99, "expected at most 16 nested brackets, found more"),
+        ("model = 3\nstrategy = " + "[" * 99, "not TOML: "),
         ("model = 3\nstrategy =\n", "not TOML: "),
         ("model = 3\nbatch = 4\n# " + "x" * 300_000, "expected at most 262,144 bytes, found more"),
         ("model = 3\nbatch = 4\nmodel = 5", "not TOML: "),
