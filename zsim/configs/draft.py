@@ -171,8 +171,9 @@ class Draft:
             return not getattr(preset(model["preset"]).sizes, "tied", True)
         return "sizes" in model and not model["sizes"].get("tied", model["family"] == "gpt")
 
-    def finish(self, *, name: str) -> Scenario:
-        """The scenario; ScenarioError with all that is wrong, contradictory or open."""
+    def finish(self, *, name: str, as_scenario: str = "as a scenario: ") -> Scenario:
+        """The scenario; ScenarioError with all that is wrong, contradictory or open. Words
+        `as_scenario` stand before what no config has wrong."""
         for key, value in self.answers.settings.items():
             self._answer(key, value)
         self._require_model_and_cluster()
@@ -189,7 +190,7 @@ class Draft:
         except ScenarioError as error:
             where = self.notes.where
             raise ScenarioError(tuple(
-                f"{where}: as a scenario: {problem}" for problem in error.under(name)
+                f"{where}: {as_scenario}{problem}" for problem in error.under(name)
             )) from None
         return scenario
 

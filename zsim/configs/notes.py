@@ -13,7 +13,8 @@ class Notes:
 
     where: str
     """The file, as messages name it."""
-    problems: list[str] = field(default_factory=list)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    """Keys, and what is wrong with each."""
     ignored: dict[str, str] = field(default_factory=dict)
     """The reason for each key of the config that no scenario has."""
     assumed: list[str] = field(default_factory=list)
@@ -23,12 +24,11 @@ class Notes:
 
     def problem(self, key: str, text: str) -> None:
         """Note that `key` is wrong, contradictory or missing."""
-        self.problems.append(f"{self.where}: {key[:120]}: {text}")
+        self.problems.append((key, text))
 
     def refused(self, key: str) -> bool:
         """True where a problem of `key`, or of a key in it, is noted."""
-        return any(problem.startswith((f"{self.where}: {key}:", f"{self.where}: {key}."))
-                   for problem in self.problems)
+        return any(f"{problem}.".startswith(f"{key}.") for problem, _ in self.problems)
 
     def assume(self, text: str) -> None:
         """Note a choice that the config does not make."""
@@ -43,4 +43,5 @@ class Notes:
                                       f"{', and so on' if names[1:] else ''}")
             self.variables.clear()
         if self.problems:
-            raise ScenarioError(tuple(dict.fromkeys(self.problems)))
+            problems = [f"{self.where}: {key[:120]}: {text}" for key, text in self.problems]
+            raise ScenarioError(tuple(dict.fromkeys(problems)))

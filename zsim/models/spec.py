@@ -42,6 +42,15 @@ def run_of(name: str) -> str:
     return name.partition(RUN)[2]
 
 
+def in_run_of(name: str, other: str) -> str:
+    """`name` in the same run as the `other`.
+
+    >>> in_run_of("blocks.0", "blocks.0.mlp#2"), in_run_of("blocks.0", "blocks.0.mlp")
+    ('blocks.0#2', 'blocks.0')
+    """
+    return name + "".join(other.partition(RUN)[1:])
+
+
 def is_model_input(buffer: str) -> bool:
     """True where `buffer` is one of the model's own inputs, in any forward."""
     name = without_run(buffer)
@@ -133,7 +142,7 @@ class Module:
     @property
     def whole(self) -> str:
         """The fqn of this run of the whole module that this is, or of which it is a part."""
-        return (self.within or self.path) + "".join(self.fqn.partition(RUN)[1:])
+        return in_run_of(self.within or self.path, self.fqn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

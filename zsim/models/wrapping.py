@@ -13,7 +13,16 @@ from typing import Literal
 
 from zsim.errors import shown
 from zsim.models.operators import Operator
-from zsim.models.spec import PART, ROOT, RUN, ModelSpec, Module, ParamGroup, numbered
+from zsim.models.spec import (
+    PART,
+    ROOT,
+    ModelSpec,
+    Module,
+    ParamGroup,
+    in_run_of,
+    numbered,
+    without_run,
+)
 
 TRACED = "traced"
 """The family of models that bring their own units."""
@@ -269,7 +278,7 @@ def joined(modules: Iterable[Module]) -> Iterator[Module]:
 def split_block(module: Module, nested: tuple[str, ...]) -> Iterator[Module]:
     """A block in parts: those of its modules called `nested`, and what it runs itself before,
     between and after them."""
-    path, colon, run = module.fqn.partition(RUN)
+    path = without_run(module.fqn)
     stretches = [
         (name, tuple(ops))
         for name, ops in groupby(module.operators, key=lambda op: _owner(op, path, nested))
@@ -284,8 +293,8 @@ def split_block(module: Module, nested: tuple[str, ...]) -> Iterator[Module]:
         own = numbered(path, number, PART)
         fqn = f"{path}.{name}" if name else own
         yield replace(
-            module, fqn=fqn + colon + run, unit=fqn if name else module.unit, operators=operators,
-            within=path,
+            module, fqn=in_run_of(fqn, module.fqn), unit=fqn if name else module.unit,
+            operators=operators, within=path,
         )
 
 

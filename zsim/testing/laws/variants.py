@@ -12,7 +12,7 @@ from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import Program
 from zsim.ir.run import MemoryRecord, RunRecord
-from zsim.models.spec import RUN
+from zsim.models.spec import run_of
 from zsim.models.training_options import Library
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
@@ -33,8 +33,8 @@ def stage_of(scenario: Scenario) -> int:
 
 def runs_once(scenario: Scenario) -> bool:
     """True where each block runs once before a backward."""
-    runs = (RUN in module.fqn for module in scenario.model.modules)
-    return scenario.batch.forwards == 1 and not any(runs)
+    again = any(run_of(module.fqn) for module in scenario.model.modules)
+    return scenario.batch.forwards == 1 and not again
 
 
 def variant(scenario: Scenario, **tables: Any) -> Scenario | None:
