@@ -22,6 +22,7 @@ class Options(fsdp2.Options):
         return self.all_reduce
 
 
+plan = fsdp2.plan
 STRATEGY = replace(
     fsdp2.STRATEGY, options=Options, axes=("dp_replicate", "dp_shard"), asks_replicas=True,
     over_all_ranks="fsdp2", keeps_gathered=(),  # over replicas, to shard less comes first
