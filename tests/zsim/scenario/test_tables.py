@@ -53,7 +53,7 @@ def modules_with(folder: str, function: str) -> set[str]:
 @pytest.mark.parametrize(
     ("folder", "function", "table"),
     [
-        ("zsim/strategies", "plan", STRATEGIES),
+        ("zsim/strategies", "STRATEGY", STRATEGIES),
         ("zsim/models/families", "build", FAMILIES),
         ("zsim/cluster/collectives", "duration_ns", LIBRARIES),
     ],
