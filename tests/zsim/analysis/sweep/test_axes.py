@@ -73,7 +73,7 @@ def test_a_file_names_its_scenario_and_its_axes(tmp_path) -> None:
 @pytest.mark.parametrize(("text", "found"), [
     ("axes = {}", "found none"), ('scenario = "a.toml"\nother = 1', "the key"),
     ('scenario = "a.toml"\n[axes]\nsteps = [1]', "no such file"), ("scenario = [", "TOML"),
-    ("scenario = 3", "found 3"), ("[" * 200, "nested"),
+    ("scenario = 3", "found 3"),
 ])
 def test_a_file_that_makes_no_sweep_is_refused(tmp_path, text: str, found: str) -> None:
     file = tmp_path / "sweep.toml"
