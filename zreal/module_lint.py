@@ -92,14 +92,14 @@ def lint(
 def _case(
     module: nn.Module, mesh: DeviceMesh | Sequence[int], units: Sequence[str] | None, preset: str
 ) -> ModuleCase:
-    given = mesh.shape if isinstance(mesh, DeviceMesh) else mesh
-    sizes = tuple(given) if isinstance(given, Sequence) else ()
+    shape = mesh.shape if isinstance(mesh, DeviceMesh) else mesh
+    sizes = tuple(shape) if isinstance(shape, Sequence) else ()
     if len(sizes) not in (1, 2) or not all(
         isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes
     ):
         raise ArgumentError(
             where="mesh", expected="one axis of shards, or one of replicas and one of shards",
-            found=repr(sizes) if isinstance(given, Sequence) else described(given),
+            found=repr(sizes) if isinstance(shape, Sequence) else described(shape),
             remedy="as (8,) or (2, 4)",
         )
     names = mesh.mesh_dim_names if isinstance(mesh, DeviceMesh) else None

@@ -139,8 +139,8 @@ def reduction(arguments: tuple[object, ...]) -> str:
         if argument._has_method("op"):
             number = argument.op()
             kinds = cast(Any, dist.ReduceOp).RedOpType.__members__
-            told = (name for name, kind in kinds.items() if int(kind) == number)
-            return next((name for name in told if name != "SUM"), "")
+            names = (name for name, kind in kinds.items() if int(kind) == number)
+            return next((name for name in names if name != "SUM"), "")
     return ""
 
 
@@ -286,18 +286,18 @@ _WATCHING: dict[str, list[_Seen]] = {}
 
 
 @contextmanager
-def c10d_calls(names: Iterable[str], seen: _Seen) -> Iterator[None]:
-    """Inside, `seen` gets each of these c10d operators with its arguments, and carries it out.
+def c10d_calls(names: Iterable[str], calls: _Seen) -> Iterator[None]:
+    """Inside, `calls` gets each of these c10d operators with its arguments, and carries it out.
 
     Calls from C++, as DDP's, pass here too. Other operators cost nothing, unlike under a dispatch
-    mode. Where one is inside another, the inner `seen` is called first, and calls the outer.
+    mode. Where one is inside another, the inner `calls` is called first, and calls the outer.
     """
     library = torch.library.Library("c10d", "IMPL")
     after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
     names = tuple(names)
     for name in names:
         watching = _WATCHING.setdefault(name, [])
-        watching.append(seen)
+        watching.append(calls)
         if len(watching) > 1:  # torch takes one kernel of an operator from Python
             continue
         op: Any = getattr(torch.ops.c10d, name.removeprefix("c10d::")).default

@@ -265,7 +265,7 @@ def _trained(run: WorkerRun, options: argparse.Namespace) -> RankRun:
     if device == "cuda":
         require_device_memory(scenario, backend="nccl", present_nbytes=present_nbytes(own))
     wanted = choose_numerics(
-        scenario, asked=options.numerics, backend="zreal.worker", device=device,
+        scenario, requested=options.numerics, backend="zreal.worker", device=device,
         processes=launched.local_world_size, timeout_s=options.timeout,
     )
     store = store_of(launched, run.text, timeout_s=patience_s)
@@ -298,11 +298,11 @@ def _tell_others(run: WorkerRun, error: Exception, *, timeout_s: float) -> None:
 
 def _least(wishes: list[str]) -> NumericsChoice:
     """The numerics for which every rank's machine has room."""
-    told = [wish.partition(": ") for wish in wishes]
-    mode = max(NUMERICS_MODES, key=lambda mode: any(each == mode for each, _, _ in told) * (
+    choices = [wish.partition(": ") for wish in wishes]
+    mode = max(NUMERICS_MODES, key=lambda mode: any(each == mode for each, _, _ in choices) * (
         1 + NUMERICS_MODES.index(mode)
     ))
-    return NumericsChoice(mode=mode, reason=next(why for each, _, why in told if each == mode))
+    return NumericsChoice(mode=mode, reason=next(why for each, _, why in choices if each == mode))
 
 
 def _save(run: WorkerRun, own: RankRun, path: Path) -> None:

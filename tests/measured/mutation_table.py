@@ -194,7 +194,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("for group in [group for group in ready[module.fqn] if group.trained]:",
          "for group in ready[module.fqn]:"),
         ("    if model.num_shards == 1:\n", "    if model.num_shards == 0:\n"),
-        ("        if path in seen and path != paths[rounds[-1][-1].fqn]:\n", "        if False:\n"),
+        ("        if path in known and path != paths[rounds[-1][-1].fqn]:\n",
+         "        if False:\n"),
     ),
     *_of(
         FLAT_STEP, "flat buffers",

@@ -35,7 +35,7 @@ def test_what_is_no_scenario_is_refused_with_the_way_to_one(function):
         ("x.toml", "\"x.toml\"; zsim.load reads a scenario's file"),
         (None, "None; zsim.load or zsim.Scenario makes one"),
         (TABLES, "a dict; zsim.Scenario(**tables) makes one"),
-        (RUN, "a Run; its `scenario` is one"),
+        (RUN, "a Run; take its `scenario`"),
     ):
         assert refusal(function, wrong) == f"{expected} {described}"
 
@@ -127,7 +127,7 @@ def test_another_folder_is_refused():
 def test_a_cluster_file_that_is_not_there_is_told_by_its_argument():
     pytest.importorskip("torch")
     wrong = refusal(zsim.validate, SMALL, cluster="nope.toml")
-    assert wrong.startswith("cluster: expected a cluster's file, found none at nope.toml; ")
+    assert wrong.startswith("cluster: nope.toml: expected a cluster's file, found no such file; ")
 
 
 def test_a_problem_of_a_scenario_has_its_parts():

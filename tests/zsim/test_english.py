@@ -78,7 +78,13 @@ def test_docstrings_and_names_of_tests_follow_the_rules(folder):
     ('"""What a unit is."""', "a noun or a verb first"),
     (f'"""A unit{" and a unit" * 12}."""', "words in a sentence"),
     ('"""A unit, which is a module whose parameters are sharded."""', "relative clauses"),
+    ('"""A unit that waits where a rank that sends has none."""', "relative clauses"),
     ("found = 1", "a name that says nothing"),
+    ("def simulate(asked): ...", "a name that says nothing"),
+    ('TEXT = "what the ranks had ended"', "a noun or a verb first"),
+    ('option("--price", help="of one GPU")', "a noun or a verb first"),
+    ('option("--price", help=f"of {money} GPU")', "a noun or a verb first"),
+    (f'TEXT = "expected one (or{" another," * 12} or none); or{" a third," * 12}"', "in a message"),
 ])
 def test_a_breach_of_each_rule_is_seen(source, rule, tmp_path):
     file = tmp_path / "breach.py"
@@ -109,6 +115,27 @@ def test_no_docstring_message_or_page_says_what_the_glossary_says_otherwise():
         for file, text in prose().items()
     }
     assert {file: terms for file, terms in used.items() if terms} == {}
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page != ROOT / "README.md"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_the_prose_of_a_page_is_wrapped(page):
+    """Tables, links and blocks of code may be wider; the front page is for browsers."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    wide = re.compile(r"^(?! *(?:[|#<$\[]|    )).{101,}$", re.MULTILINE)
+    assert wide.findall(text) == []
+
+
+def test_a_stretch_is_that_of_a_trace_everywhere():
+    """Sections of a Program, recomputed regions and idle intervals have words of their own."""
+    others = {
+        file.relative_to(ROOT).as_posix() for file in FILES
+        if re.search(r"\bstretch(es)?\b", file.read_text(encoding="utf-8"), re.IGNORECASE)
+    }
+    traced = ("zreal/tracing/", "zreal/zero/", "zsim/autograd/traced/")
+    assert {file for file in others if not file.startswith(traced)} == set()
 
 
 def test_a_search_for_a_class_finds_one_class():

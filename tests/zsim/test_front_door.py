@@ -254,7 +254,13 @@ def test_tables_that_are_missing_or_unknown_are_told_as_of_a_file():
             zsim.Scenario(**tables)
         assert str(from_python.value) == str(from_file.value)
     assert problems(moedl={}) == "Scenario: moedl: unknown key, did you mean model?"
-    assert problems(batch=None) == "Scenario: batch: expected a value, found nothing"
+    assert problems(batch=None) == (
+        "Scenario: batch: expected a table, as batch = { micro_batch = 1 }, found nothing"
+    )
+    assert problems(optimizer={"name": "adam"}) == (
+        'Scenario: optimizer.name: expected "adamw", "sgd" or "adamw8bit", found "adam"; '
+        "did you mean adamw?"
+    )
 
 
 @pytest.mark.parametrize(("name", "found"), [

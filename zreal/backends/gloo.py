@@ -38,7 +38,7 @@ MAX_PROCESSES = 64
 """Ranks that gloo and nccl start on one machine at most."""
 FAULTS = tuple(kind.kind for kind in (SlowRank, LateStart, FailingRank, SkippedCollective))
 """Kinds of faults that `zreal.rank.faults` gives a rank over gloo."""
-INTERRUPTED = "its controller was ended, by SIGTERM or Ctrl-C"
+INTERRUPTED = "controller ended, by SIGTERM or Ctrl-C"
 EMULATED = "emulated in timed steps: forward, backward and optimizer last as predicted"
 
 
@@ -91,7 +91,7 @@ class GlooBackend:
             faulty_program(plan(scenario, device=self.device), scenario.faults)
         numerics = choose_numerics(
             scenario,
-            asked=options.numerics,
+            requested=options.numerics,
             backend=self.name,
             processes=scenario.world_size,
             timeout_s=options.timeout_s,
@@ -171,8 +171,8 @@ class GlooBackend:
         return MachineMeasurements(
             steps=measurements.slowest([rank["steps"] for rank in ranks]),
             collectives=tuple(
-                measurements.durations([times for times in each if times], apart=asked.apart_ns > 0)
-                for asked, each in zip(
+                measurements.durations([times for times in each if times], apart=timed.apart_ns > 0)
+                for timed, each in zip(
                     request.collectives, zip(*(rank["collectives"] for rank in ranks), strict=True),
                     strict=True,
                 )

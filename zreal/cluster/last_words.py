@@ -56,12 +56,12 @@ def _ended_by(
     receiver: int, limit_s: float, last_collective: Callable[[], str], gets_on: Callable[[], bool]
 ) -> tuple[str, int]:
     """The reason for the end, once there is one, and the exit code."""
-    told, *_ = select.select([receiver], [], [], limit_s)
+    ready, *_ = select.select([receiver], [], [], limit_s)
     last = last_collective()
     where = f"last collective: {last}"
     if last.startswith(BUILDING):
         where = f"{last}{current_location()}"
-    if told:
+    if ready:
         return f"{TERMINATED}, {where}", 128 + signal.SIGTERM
-    what = SLOW if last == REFERENCE or gets_on() else HANG
-    return f"no end within {limit_s:g} s: {what}, {where}", 1
+    kind = SLOW if last == REFERENCE or gets_on() else HANG
+    return f"no end within {limit_s:g} s: {kind}, {where}", 1

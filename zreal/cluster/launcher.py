@@ -69,7 +69,7 @@ class LaunchedRank:
 def launched_rank(environment: Mapping[str, str]) -> LaunchedRank:
     """The rank that a launcher has made of the process with this `environment`.
 
-    LauncherError where none has, where a variable is missing or is no such number, and where two
+    LauncherError without a launcher, for a variable that is missing or no number, and for two that
     contradict each other.
     """
     variables = next(

@@ -131,16 +131,16 @@ def _answer(store: Any, world_size: int, *, timeout_s: float) -> list[str] | dic
             "found": f"{present} of them", "differs": False, "present": present,
             "remedy": "see what the missing ones printed, or give them longer (--timeout)",
         }
-    told = [json.loads(store.get(f"zreal/rank/{rank}")) for rank in range(world_size)]
-    if failed := {rank: own["failure"] for rank, own in enumerate(told) if own["failure"]}:
+    answers = [json.loads(store.get(f"zreal/rank/{rank}")) for rank in range(world_size)]
+    if failed := {rank: own["failure"] for rank, own in enumerate(answers) if own["failure"]}:
         return {
             "where": _named(failed), "expected": "every rank to begin",
             "found": next(iter(failed.values())), "differs": False, "present": present,
             "remedy": "see what it printed",
         }
-    expected = told[0]["claims"]
+    expected = answers[0]["claims"]
     for name, value in expected.items():
-        others = {rank: own["claims"].get(name, "none") for rank, own in enumerate(told)}
+        others = {rank: own["claims"].get(name, "none") for rank, own in enumerate(answers)}
         differing = [rank for rank, other in others.items() if other != value]
         if differing:
             return {
@@ -149,7 +149,7 @@ def _answer(store: Any, world_size: int, *, timeout_s: float) -> list[str] | dic
                 "remedy": "start every rank with the same files and the same installation; a "
                           "module must not depend on its rank",
             }
-    return [own["wish"] for own in told]
+    return [own["wish"] for own in answers]
 
 
 def _named(ranks: Any) -> str:

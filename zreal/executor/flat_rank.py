@@ -358,7 +358,7 @@ class FlatRank:
     def _keep_output(self, op: Op) -> None:
         """Make the gradient shard of a reduction's output in its dtype, or add to the existing one.
 
-        Where the Program frees that and keeps the output, it is the output that is added to.
+        Where the Program frees the existing one and keeps the output, it adds to the output.
         """
         live, shard = self.buffers.live, buffer_of(op.unit, "gradient_shard")
         if Free(shard) in op.memory:

@@ -169,8 +169,8 @@ class ProgramTrainer:
         if current.num_forwards_run == 0:
             autocast = batching.autocast(self.scenario.precision, device=x.device.type)
             current.around_forward.enter_context(autocast)
-            given = (tensor for batch in batches for tensor in batch)
-            current.around_forward.enter_context(self.saving.around_forward(given))
+            inputs = (tensor for batch in batches for tensor in batch)
+            current.around_forward.enter_context(self.saving.around_forward(inputs))
         model = cast(Model, self.rank.model)
         current.output = model.run(specs[index], current.take_output(x), targets)
         current.num_forwards_run += 1

@@ -97,9 +97,9 @@ def measured_rank(
     )
     shapes = sorted({(size, stride) for _, _, size, stride, *_ in arguments["collectives"]})
     groups = {shape: _own_group(*shape, rank, world_size) for shape in shapes}
-    asked, collectives, begin = arguments["collectives"], [], time.monotonic()
-    for index, (kind, nbytes, size, stride, repeats, *how) in enumerate(asked):
-        planned = begin + (end - begin) * index / len(asked)
+    requested, collectives, begin = arguments["collectives"], [], time.monotonic()
+    for index, (kind, nbytes, size, stride, repeats, *how) in enumerate(requested):
+        planned = begin + (end - begin) * index / len(requested)
         number = _agreed(min(repeats, LEAST_CALLS) if time.monotonic() > planned else repeats)
         collectives.append(
             _collective_times(kind, nbytes, groups[size, stride], size, number, *how)

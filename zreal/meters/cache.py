@@ -76,8 +76,8 @@ def recorded(
     )
 
 
-def _peak(statistics: Statistics, what: str = "requested_bytes") -> int:
-    return statistics[f"{what}.all.peak"]
+def _peak(statistics: Statistics, counter: str = "requested_bytes") -> int:
+    return statistics[f"{counter}.all.peak"]
 
 
 def _current(statistics: Statistics) -> int:

@@ -111,7 +111,7 @@ def _collectives(
 def _compute(
     marks: Sequence[Mark], waits: Sequence[Interval], clock: StepClock, end_ns: int
 ) -> Iterator[Span]:
-    """Stretches of the compute stream by unit, less those in which it waits for collectives."""
+    """Intervals of the compute stream by unit, less those in which it waits for collectives."""
     moments = [*(clock.ns(mark.moment) for mark in marks), end_ns]
     last: Span | None = None
     for mark, start, end in zip(marks, moments, moments[1:], strict=False):

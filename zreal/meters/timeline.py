@@ -2,7 +2,7 @@
 computed.
 
 It sees c10d operators and the boundaries of units, and no other operator, so that the step goes on
-as without it. Collectives that the host waits for keep compute from running; those stretches are
+as without it. Collectives that the host waits for keep compute from running; those intervals are
 cut out of the units'. It must not know strategies.
 """
 

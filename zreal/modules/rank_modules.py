@@ -77,8 +77,8 @@ class RankModules:
     @torch.no_grad()
     def take_buffers(self, by_rank: Sequence[Sequence[Tensor]]) -> None:
         """Give the module of each rank that is told buffers of these values."""
-        for model, given in zip(self.each, by_rank, strict=False):
-            for buffer, value in zip(model.buffers(), given, strict=True):
+        for model, values in zip(self.each, by_rank, strict=False):
+            for buffer, value in zip(model.buffers(), values, strict=True):
                 buffer.copy_(value)
 
     @contextmanager

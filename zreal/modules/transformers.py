@@ -161,7 +161,7 @@ def build(
         raise ModelError(
             where="model.huggingface",
             expected="transformers, whose modules these are",
-            found="it is not installed",
+            found="no such package",
             remedy="pip install 'zsim[real,huggingface]', or simulate without it",
         ) from None
     config = json.loads(spec.config) | {"attn_implementation": "sdpa", "return_dict": True}

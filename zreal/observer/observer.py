@@ -136,10 +136,10 @@ class SubjectTrainer:
         for i, forwards in enumerate(micro_batches):
             begin_part("forward", micro_batch=i)
             with subject.micro_batch(i == len(micro_batches) - 1):
-                given = (tensor for batch in forwards for tensor in batch)
+                inputs = (tensor for batch in forwards for tensor in batch)
                 with (
                     batching.autocast(scenario.precision, device=batches[0][0].device.type),
-                    self.saving.around_forward(given),
+                    self.saving.around_forward(inputs),
                 ):
                     loss = batching.summed_loss(
                         subject.module, forwards, spec=scenario.model

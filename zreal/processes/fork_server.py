@@ -79,9 +79,9 @@ def _watch_server(all_started: threading.Event, over: threading.Event) -> None:
             running_at = now
         reason = ""
         if now - running_at > STOPPED_S:
-            reason = f"it was {STOPPED}, and was ended"
+            reason = f"a server {STOPPED}, and ended"
         elif now - begin > START_S and not all_started.is_set():
-            reason = f"it had not started all ranks within {START_S:g} s, and was ended"
+            reason = f"a server that did not start all ranks within {START_S:g} s, and was ended"
         if pid is not None and reason and pid not in REASONS:
             REASONS[pid] = reason
             with suppress(ProcessLookupError):
@@ -99,9 +99,9 @@ def server_end(*, patience_s: float = 0.0) -> str:
             status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if status is not None:
                 return REASONS.get(pid) or (
-                    f"it exited with code {status.si_status}"
+                    f"a server that exited with code {status.si_status}"
                     if status.si_code == os.CLD_EXITED
-                    else f"it was {killed_by(status.si_status)}"
+                    else f"a server {killed_by(status.si_status)}"
                 )
             if time.monotonic() >= limit:
                 return ""

@@ -153,7 +153,7 @@ def _add(started: RankStatus, ranks: list[RankStatus], world_size: int) -> None:
     ranks.append(started)
     if started.server != ranks[0].server:
         when = f"before rank {started.rank} of {world_size} was started"
-        end = REASONS.get(ranks[0].server or 0, "it ended")
+        end = REASONS.get(ranks[0].server or 0, "a server that ended")
         raise server_ended(end, ranks, when)
 
 

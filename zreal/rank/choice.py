@@ -36,20 +36,20 @@ class NumericsChoice:
 def choose_numerics(
     scenario: Scenario,
     *,
-    asked: NumericsMode | None,
+    requested: NumericsMode | None,
     backend: str,
     processes: int,
     timeout_s: float,
     device: Device,
 ) -> NumericsChoice:
-    """The mode `asked` for, else the fullest that fits this machine's memory and the timeout.
+    """The mode `requested` for, else the fullest that fits this machine's memory and the timeout.
 
-    `processes`: ranks on this machine. BackendUnavailableError, before anything is built, where
-    the run does not fit, with the bytes that it needs and those that are there.
+    `processes`: ranks on this machine. BackendUnavailableError, before anything is built, for a
+    run that does not fit, with the bytes needed and available.
     """
-    mode: NumericsMode = asked or "none"
+    mode: NumericsMode = requested or "none"
     reason = "not asked for (--numerics none)"
-    if asked is None:
+    if requested is None:
         problems = {
             each: _problem(scenario, each, processes=processes, timeout_s=timeout_s, device=device)
             for each in NUMERICS_MODES

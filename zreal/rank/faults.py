@@ -54,7 +54,7 @@ class RankFaults:
                 self._due[number_in_run(program, fault, key=key)] = fault
 
     def announced(self, progress: Progress) -> Progress:
-        """`progress`, at whose call this rank fails or skips the collective where that is due."""
+        """`progress` with this rank's faults: its call fails, or skips the collective, when due."""
 
         skipped = 0
 

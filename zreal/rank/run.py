@@ -63,7 +63,7 @@ def interpreter_of(scenario: Scenario, choice: str | None) -> str:
     if scenario.optimizer.name == "adamw8bit":
         raise ArgumentError(
             where="optimizer.name", expected="adamw or sgd in a real run", found="adamw8bit",
-            remedy="its compiled step is simulated only; use the backend sim",
+            remedy="use the backend sim: a compiled step is simulated only",
         )
     able = [
         name
@@ -261,8 +261,8 @@ def _module_provenance(scenario: Scenario) -> dict[str, str]:
     if not isinstance(scenario.model, OwnModel):
         return {}
     name, whole = scenario.model.own.name, scenario.model.own.whole
-    told = {"module": name, "built_whole": whole, "draws": name if scenario.model.draws else ""}
-    return {key: text for key, text in told.items() if text}
+    texts = {"module": name, "built_whole": whole, "draws": name if scenario.model.draws else ""}
+    return {key: text for key, text in texts.items() if text}
 
 
 def slowest_step_time(ranks: tuple[RankRun, ...]) -> tuple[int | None, dict[str, str]]:

@@ -42,8 +42,8 @@ def main() -> None:
     try:
         answer: dict[str, object] = {"hosts": _build(**plan)}
     except (OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", None)
-        answer = {"error": (said.strip() if said else str(error))[:300]}
+        stderr = getattr(error, "stderr", None)
+        answer = {"error": (stderr.strip() if stderr else str(error))[:300]}
     sys.stdout.write(json.dumps(answer | {"pid": os.getpid()}) + "\n")
     sys.stdout.flush()
     sys.stdin.read()

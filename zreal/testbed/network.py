@@ -65,5 +65,5 @@ def network(layout: Layout) -> Iterator[Network]:
         holder.wait()
 
 
-def _unavailable(expected: str, what: str, remedy: str) -> BackendUnavailableError:
-    return BackendUnavailableError(where="testbed", expected=expected, found=what, remedy=remedy)
+def _unavailable(expected: str, cause: str, remedy: str) -> BackendUnavailableError:
+    return BackendUnavailableError(where="testbed", expected=expected, found=cause, remedy=remedy)

@@ -37,13 +37,13 @@ def read(mark: pytest.Mark, world_sizes: list[int]) -> RanksMarker:
     `world_sizes` are those of --zero-world-size, of a marker that names none.
     """
     unknown = [*mark.args[1:], *(mark.kwargs.keys() - {"timeout", "backend"})]
-    given = mark.args[0] if mark.args else world_sizes or None
-    if given is None or unknown:
+    argument = mark.args[0] if mark.args else world_sizes or None
+    if argument is None or unknown:
         raise _unfit("", "a number of ranks, timeout and backend", unknown[0] if unknown else None)
     timeout = mark.kwargs.get("timeout")
-    sizes = tuple(given) if isinstance(given, list | tuple) else (given,)
+    sizes = tuple(argument) if isinstance(argument, list | tuple) else (argument,)
     if not sizes or not all(_is_number(size, int) and size <= MOST_RANKS for size in sizes):
-        raise _unfit("", f"numbers of ranks from 1 to {MOST_RANKS}, as 4 or [2, 4]", given)
+        raise _unfit("", f"numbers of ranks from 1 to {MOST_RANKS}, as 4 or [2, 4]", argument)
     if timeout is not None and not _is_number(timeout, int | float):
         raise _unfit(": timeout", "seconds, more than 0", timeout)
     backend = mark.kwargs.get("backend", BACKENDS[0])
@@ -53,7 +53,7 @@ def read(mark: pytest.Mark, world_sizes: list[int]) -> RanksMarker:
     if backend not in BACKENDS:
         raise _unfit(": backend", f"one of {', '.join(BACKENDS)}", backend)
     return RanksMarker(
-        world_sizes=tuple(dict.fromkeys(sizes)), is_list=isinstance(given, list | tuple),
+        world_sizes=tuple(dict.fromkeys(sizes)), is_list=isinstance(argument, list | tuple),
         timeout_s=timeout, backend=backend,
     )
 

@@ -16,9 +16,9 @@ RANK = pytest.StashKey[Any]()
 def option_of(config: pytest.Config, name: str) -> Any:
     """The value of an option, or of its ini key; None where neither is given, or zsim's plugin is
     not loaded."""
-    given = config.getoption(name, None)
-    if given not in (None, False):
-        return given
+    value = config.getoption(name, None)
+    if value not in (None, False):
+        return value
     try:
         return config.getini(name) or None
     except (KeyError, ValueError):  # by the version of pytest

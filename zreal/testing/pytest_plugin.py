@@ -37,8 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of this plugin alone; those that it shares are zsim's."""
     group = parser.getgroup("zreal", "zreal: tests that run on ranks")
     for name, choices, text in (
-        ("keep-logs", KEPT, "whose output of ranks goes to --zero-artifacts: failed (default), all "
-                            "or none"),
+        ("keep-logs", KEPT, "ranks that leave their output in --zero-artifacts: failed (default), "
+                            "all or none"),
         ("debug", DEBUG, "torch's own checks and lines on ranks, TORCH_DISTRIBUTED_DEBUG: off, "
                          "info or detail; in torch 2.13 detail ends DistributedDataParallel"),
     ):

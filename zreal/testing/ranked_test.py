@@ -84,9 +84,9 @@ def _run_examples(item: pytest.Function, ranks: Ranks) -> None:
     """Let hypothesis draw here, and all ranks run the body with the same values."""
     handle = item.obj.hypothesis
     body = handle.inner_test
-    given = signature(item.obj).parameters
+    parameters = signature(item.obj).parameters
     arguments = list(signature(body).parameters)[item.instance is not None :]
-    drawn = {*arguments} - given.keys()
+    drawn = {*arguments} - parameters.keys()
     _judged_by_values(item.obj)
 
     @wraps(body)
@@ -96,7 +96,7 @@ def _run_examples(item: pytest.Function, ranks: Ranks) -> None:
 
     handle.inner_test = example
     try:
-        item.obj(**{name: _value(item, name) for name in given})
+        item.obj(**{name: _value(item, name) for name in parameters})
     finally:
         handle.inner_test = body
 

@@ -110,14 +110,14 @@ class Ranks:
         return [self._result(number, rank) for rank in self._ranks]
 
     def finish(self) -> None:
-        """Let the ranks tear down their fixtures and end; RanksFailed where that fails, or where
-        processes are left."""
+        """Let the ranks tear down their fixtures and end; RanksFailed if they fail, or leave
+        processes."""
         if not self._ranks:
             return
         self._command(END)
         self._attend("the teardown of the test", self.timeout_s, ending=True)
-        told = [warning for rank in self._ranks for warning in rank.result.get("warnings", ())]
-        self.warnings += dict.fromkeys(map(tuple, told))
+        repeated = [warning for rank in self._ranks for warning in rank.result.get("warnings", ())]
+        self.warnings += dict.fromkeys(map(tuple, repeated))
         self.left += leftovers(self._mark, sessions=self._sessions(), known=self._below())
         self.stop()
         self._require_no_copies()
@@ -134,9 +134,9 @@ class Ranks:
         """Processes below the ranks: those of ranks that run, and what those that have ended told.
         """
         ended = [rank.result for rank in self._ranks if isinstance(rank.result, dict)]
-        told = {(pid, began) for result in ended for pid, began in result.get("left", ())}
+        left = {(pid, began) for result in ended for pid, began in result.get("left", ())}
         live = [rank.process.pid for rank in self._ranks if rank.process.exitcode is None]
-        return told | {(process.pid, process.began) for process in descendants(live)}
+        return left | {(process.pid, process.began) for process in descendants(live)}
 
     def _require_no_copies(self) -> None:
         """RanksFailed where a fork of a rank has come out of a body."""
@@ -152,12 +152,12 @@ class Ranks:
             rank.command(text)
 
     def _attend(
-        self, what: str, timeout_s: float, *, ending: bool = False, goes_on: bool = False
+        self, activity: str, timeout_s: float, *, ending: bool = False, goes_on: bool = False
     ) -> None:
         """Wait for the answers of all ranks, and judge them; ranks that fail are stopped."""
         try:
-            is_deadlock = self._wait(what, time.monotonic() + timeout_s, ending=ending)
-            judge(self._ranks, timeout_s=timeout_s, what=what, is_deadlock=is_deadlock)
+            is_deadlock = self._wait(activity, time.monotonic() + timeout_s, ending=ending)
+            judge(self._ranks, timeout_s=timeout_s, activity=activity, is_deadlock=is_deadlock)
         except RanksFailed:
             if not goes_on or not self._stand_together():
                 self.end()
@@ -189,7 +189,7 @@ class Ranks:
         is_alive = rank.process.exitcode is None
         return is_alive and isinstance(rank.result, dict) and "counts" in rank.result
 
-    def _wait(self, what: str, deadline: float, *, ending: bool) -> bool:
+    def _wait(self, activity: str, deadline: float, *, ending: bool) -> bool:
         """Wait until all ranks are done, or cannot be; True for a deadlock.
 
         Whoever interrupts it is told what each rank does: the user by a note, pytest-timeout by
@@ -210,7 +210,7 @@ class Ranks:
             interruption.add_note(self._places())
             raise
         except pytest.fail.Exception as limit:
-            raise RanksFailed(f"{what}: {limit.msg}\n{self._places()}") from None
+            raise RanksFailed(f"{activity}: {limit.msg}\n{self._places()}") from None
         return is_deadlock
 
     def _result(self, number: int, rank: RankStatus) -> Any:

@@ -22,8 +22,8 @@ HOST_ID = "NCCL_HOSTID"
 def unfit(item: pytest.Item) -> str:
     """The reason for which ranks cannot call the body of a test; "" for none."""
     if item.get_closest_marker("zero") is not None:
-        return "marker ranks: expected no marker zero beside it, found both; ranks runs the body " \
-               "on every rank, zero runs it once with zero.run(): make two tests"
+        return "marker ranks: expected no marker zero beside it, found both; make two tests: " \
+               "zero runs a body once, ranks on every rank"
     owner = getattr(item, "cls", None)
     if owner is not None and issubclass(owner, unittest.TestCase):
         return "marker ranks: expected a function or a method of a plain class, found one of a " \

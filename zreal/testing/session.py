@@ -24,7 +24,7 @@ LEFT_OUT = (
 )
 """Packages whose plugins run or watch a whole session, or are there anyway."""
 WITHOUT = ("terminal", "cacheprovider", "junitxml", "pastebin", "skipping", "debugging", "stepwise")
-"""Plugins of pytest that report, that remember sessions, or that judge marks."""
+"""Plugins of pytest that report, remember sessions, or judge marks."""
 OWN_OPTIONS = frozenset({
     "file_or_dir", "plugins", "basetemp", "capture", "override_ini", "inifilename", "rootdir",
     "log_file", "log_cli_level", "setupshow", "setuponly", "setupplan", "collectonly", "maxfail",

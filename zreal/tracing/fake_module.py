@@ -171,7 +171,7 @@ def require_word(where: str, word: Any, known: Sequence[str]) -> None:
         raise refuse(where, f"one of {', '.join(known)}", repr(word), "")
 
 
-def _dtype(model: nn.Module, asked: Dtype | None) -> Dtype:
+def _dtype(model: nn.Module, requested: Dtype | None) -> Dtype:
     """The dtype that its parameters are taken in; UntraceableError where they are neither all
     float32 nor all in that one."""
     own = {fqn: parameter.dtype for fqn, parameter in model.named_parameters()}
@@ -184,14 +184,14 @@ def _dtype(model: nn.Module, asked: Dtype | None) -> Dtype:
             odd, f"parameters of one dtype, as most are {_word(common)}", _word(other), remedy
         )
     names = {dtype: cast(Dtype, word) for word, dtype in DTYPES.items()}
-    if common in names and asked in (None, names[common]):
+    if common in names and requested in (None, names[common]):
         return names[common]
-    if common == torch.float32 and asked is not None:
-        return asked
+    if common == torch.float32 and requested is not None:
+        return requested
     known = (
         f"one of {', '.join(DTYPES)}"
-        if asked is None
-        else " or ".join(dict.fromkeys((asked, "float32")))
+        if requested is None
+        else " or ".join(dict.fromkeys((requested, "float32")))
     )
     remedy = _cast_first(common)
     if common in names:

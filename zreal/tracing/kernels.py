@@ -64,8 +64,8 @@ def written(
     if func._schema.is_mutable:
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                given = position < len(arguments)
-                yield from tensors([arguments[position] if given else options.get(argument.name)])
+                placed = position < len(arguments)
+                yield from tensors([arguments[position] if placed else options.get(argument.name)])
 
 
 def kernel(
@@ -89,10 +89,10 @@ def kernel(
     dtype = next((t.dtype for t in written if t.dtype.is_floating_point), written[0].dtype)
     flops = _flops(func, name, arguments, options, result)
     shape = _shape(name, arguments)
-    told = shape if all(shape) else ()
-    transposed = bool(told) and name in _PRODUCTS and _is_transposed(*_factors(name, arguments))
+    known = shape if all(shape) else ()
+    transposed = bool(known) and name in _PRODUCTS and _is_transposed(*_factors(name, arguments))
     return Kernel(
-        name, flops, nbytes, str(dtype).removeprefix("torch."), shape=told, transposed=transposed
+        name, flops, nbytes, str(dtype).removeprefix("torch."), shape=known, transposed=transposed
     )
 
 
@@ -160,12 +160,12 @@ def _attention_flops(name: str, arguments: tuple[Any, ...]) -> int:
     return 2 * math.prod(query[:3]) * key[2] * depth
 
 
-def _halves(name: str, given: tuple[Any, ...], options: dict[str, Any]) -> int:
+def _halves(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> int:
     """2 for causal attention, whose kernels leave out the upper half of the scores."""
     position = _IS_CAUSAL.get(name)
     return (
         2
         if position is not None
-        and options.get("is_causal", *given[position : position + 1] or (False,))
+        and options.get("is_causal", *arguments[position : position + 1] or (False,))
         else 1
     )

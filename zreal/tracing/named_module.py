@@ -45,11 +45,11 @@ def trace_named(
     short = Path(name.removeprefix(HUB)).stem if name.startswith(HUB) else name.rpartition(":")[2]
     models = []
     for size in sizes:
-        given = [_input(text, size) for text in inputs]
+        shapes = [_input(text, size) for text in inputs]
         if name.startswith(HUB):
-            make, arguments = _of_transformers(name.removeprefix(HUB), given)
+            make, arguments = _of_transformers(name.removeprefix(HUB), shapes)
         else:
-            make, arguments = _of_user(name), _arguments(given)
+            make, arguments = _of_user(name), _arguments(shapes)
         models.append(trace(
             make, arguments, dtype=dtype, device=device, checkpointing=ways, name=short,
             batch=Batch(micro_batch=size[MICRO_BATCH], sequence_length=size.get(LENGTH, 1))
@@ -129,7 +129,7 @@ def _made(make: Callable[[], Any], name: str) -> nn.Module:
 
 
 def _of_transformers(
-    path: str, given: Sequence[tuple[str, tuple[int, ...], torch.dtype]]
+    path: str, shapes: Sequence[tuple[str, tuple[int, ...], torch.dtype]]
 ) -> tuple[Callable[[], nn.Module], Mapping[str, Any]]:
     """The module of a config.json, and its inputs: tokens, and labels of the same shape."""
     try:
@@ -153,25 +153,25 @@ def _of_transformers(
             found=line,
         ) from None
     config.use_cache = False
-    if len(given) != 1 or len(given[0][1]) != 2:
+    if len(shapes) != 1 or len(shapes[0][1]) != 2:
         raise ArgumentError(
             where="--input", expected="one shape of tokens with a config.json, as 2x2048",
-            found=str(len(given)),
+            found=str(len(shapes)),
         )
-    shape = given[0][1]
+    shape = shapes[0][1]
     inputs = {"input_ids": (shape, torch.int64), "labels": (shape, torch.int64)}
     return lambda: _made(lambda: AutoModelForCausalLM.from_config(config), f"{HUB}{path}"), inputs
 
 
-def _arguments(given: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> Any:
+def _arguments(shapes: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> Any:
     """Inputs by position, or by name where each has one."""
-    if all(name for name, _, _ in given):
-        return {name: (shape, dtype) for name, shape, dtype in given}
-    if any(name for name, _, _ in given):
+    if all(name for name, _, _ in shapes):
+        return {name: (shape, dtype) for name, shape, dtype in shapes}
+    if any(name for name, _, _ in shapes):
         raise ArgumentError(
             where="--input", expected="a name of every input, or of none", found="of some"
         )
-    return [(shape, dtype) for _, shape, dtype in given]
+    return [(shape, dtype) for _, shape, dtype in shapes]
 
 
 def _parts(text: str) -> tuple[str, list[str], str]:

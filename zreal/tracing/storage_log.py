@@ -244,7 +244,7 @@ _REASONS = {
 
 
 def refusal(name: str, error: Exception) -> UntraceableError:
-    """The error of the operator `name`, which stopped the trace."""
+    """UntraceableError for the operator `name`, from the `error` that stopped the trace."""
     kind = type(error).__name__
     other = ("operators that run on these inputs", "check the shapes and dtypes given")
     foreign = not name.startswith("aten::")

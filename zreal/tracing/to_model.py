@@ -61,15 +61,15 @@ def traced_model(step: TracedStep, run: WatchedStep) -> TracedModel:
     together."""
     idle = _idle(step, run)
     step = replace(step, groups=_in_loss(step, run.gradients, idle))
-    seen = _seen(step, run)
+    parts = _seen(step, run)
     return check(
         TracedModel(
             name=step.name, family=FAMILY,
             modules=placed(
-                [_module(s, last=s is seen.stretches[-1]) for s in seen.stretches],
+                [_module(s, last=s is parts.stretches[-1]) for s in parts.stretches],
                 units=step.groups,
             ),
-            units=step.groups, idle=idle, lowered=seen.lowered, dtype=step.dtype,
+            units=step.groups, idle=idle, lowered=parts.lowered, dtype=step.dtype,
             batch=step.batch, casts_input=step.casts_input, autocast=step.autocast,
             buffer_nbytes=step.buffer_nbytes, input_nbytes=step.input_nbytes,
             registered=step.registered, buffers=step.buffers, devices=step.devices,
@@ -83,8 +83,8 @@ def traced_otherwise(
     """The lowered modules of a step of the same module in which autograd has something else of its
     units, for the modules of `like`."""
     names = [module.fqn for module in like.modules]
-    seen = _seen(step, run, names=frozenset(names))
-    if [module.fqn for module in seen.lowered] != names:
+    parts = _seen(step, run, names=frozenset(names))
+    if [module.fqn for module in parts.lowered] != names:
         raise refuse(
             step.name, "the same parts whatever autograd has of units", "others",
             "trace it without units",
@@ -95,7 +95,7 @@ def traced_otherwise(
             "none: the loss does not depend on it",
             "drop the parameter, freeze it, or use it in forward",
         )
-    return seen.lowered
+    return parts.lowered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +121,8 @@ def _trained(step: TracedStep, idle: tuple[str, ...]) -> dict[str, int]:
 def _in_loss(
     step: TracedStep, gradients: ParameterGradients, idle: tuple[str, ...]
 ) -> tuple[ParamGroup, ...]:
-    """The groups, in which parameters of units that run are marked where they need a gradient and
-    got none."""
+    """The groups, with a mark on each parameter of a running unit that needs a gradient and got
+    none."""
     kept = gradients.kept
     used = [group for group in step.groups if group.fqn not in idle]
     marked = {
@@ -150,7 +150,7 @@ def _seen(
     stretches = stretches_of(visits, accumulated_once(lives, marks), run.reads, names=names)
     buffers = _Names(
         marks=marks, copied=gradients.copied,
-        given=dict(
+        own=dict(
             zip(map(lives.final, loss), (SEED, buffer_of(stretches[-1].fqn, LOSS)), strict=True)
         ),
         inputs={
@@ -196,7 +196,7 @@ def _backward(stretches: list[Stretch], buffers: _Names, *, loss: int) -> list[C
     with_graph = first.backward[end:] if end is not None else []
     first.backward = first.backward[:end]
     backward = [_computation(s.fqn, s.backward, buffers) for s in reversed(stretches)][::-1]
-    seed, dropped_loss = (Free(name) for name in buffers.given.values())
+    seed, dropped_loss = (Free(name) for name in buffers.own.values())
     index = stretches.index(first)
     held = _computation("", with_graph, buffers).memory
     backward[index] = replace(
@@ -208,11 +208,11 @@ def _backward(stretches: list[Stretch], buffers: _Names, *, loss: int) -> list[C
 @dataclass(slots=True, kw_only=True)
 class _Names:
     """Buffers by storage. `marks` are storages that are gradients of parameters, some `copied`;
-    `given` have a name of their own."""
+    `own` have a name of their own."""
 
     marks: Mapping[int, tuple[str, ...]]
     copied: set[str]
-    given: Mapping[int, Buffer]
+    own: Mapping[int, Buffer]
     inputs: Mapping[int, Buffer]
     backward: bool = False
     known: dict[int, Buffer] = field(default_factory=dict)
@@ -251,8 +251,8 @@ def _born(fqn: str, born: Born, names: _Names) -> list[TapeEvent]:
             for fqn in names.marks[born.storage]
         ]
     kind: MemoryKind = "temporaries" if names.backward else "activations"
-    if born.storage in names.given:
-        return [Alloc(names.given[born.storage], kind, born.nbytes)]
+    if born.storage in names.own:
+        return [Alloc(names.own[born.storage], kind, born.nbytes)]
     names.counts[fqn] += 1
     name = names.inputs.get(born.storage, traced_of(fqn, names.counts[fqn], born.operator))
     names.known[born.storage] = name

@@ -97,7 +97,7 @@ def trace(
     if name and not is_name(name):
         raise refuse(
             "name", "one without blanks, commas and bars", repr(name[:80]),
-            "it names the model in scenarios and in messages",
+            "scenarios and messages call the model so",
         )
     require_word("device", device, DEVICES)
     if autocast != "none" and device != "cpu":
@@ -113,9 +113,9 @@ def trace(
     try:
         plain, variants_of_hooks = _both(request)
         variants = []
-        for asked in checkpointing:
-            again, others = _both(request, asked, _require_known(asked, plain))
-            variants.append((asked, _alike(plain, again, asked).lowered))
+        for each in checkpointing:
+            again, others = _both(request, each, _require_known(each, plain))
+            variants.append((each, _alike(plain, again, each).lowered))
             variants_of_hooks += others
         return check_whole(
             replace(plain, recomputing=tuple(variants), hook_variants=tuple(variants_of_hooks))
@@ -125,8 +125,8 @@ def trace(
 
 
 UNMODELLED = (
-    "what autograd does there is not modelled: leave the unit out of units, take more samples, "
-    "or write that part in another way"
+    "leave the unit out of units, take more samples, or write that part in another way: zsim does "
+    "not model its autograd"
 )
 
 
@@ -147,9 +147,9 @@ class _Request:
     name: str
 
     def step(
-        self, asked: Checkpointing, recomputed: Iterable[str], unit_hooks: UnitHooks
+        self, policy: Checkpointing, recomputed: Iterable[str], unit_hooks: UnitHooks
     ) -> tuple[TracedStep, WatchedStep]:
-        """One step under these hooks, in which the modules called `recomputed` are so as `asked`.
+        """One step under these hooks, in which the modules called `recomputed` are so by `policy`.
         """
         device, module = self.device, self.module
         with torch_private.fake_mode(), torch_private.failures_unlogged():
@@ -161,7 +161,7 @@ class _Request:
                 model, self.inputs, units=self.units, dtype=self.dtype,
                 casts_input=self.casts_input,
             )
-            with choices, recomputing(model, recomputed, asked):
+            with choices, recomputing(model, recomputed, policy):
                 run, held = StepWatcher(
                     step=step, log=log, loss=self.loss,
                     casts=Precision(parameters=step.dtype, autocast=self.autocast),
@@ -182,11 +182,11 @@ class _Request:
 
 
 def _both(
-    request: _Request, asked: Checkpointing = NO_CHECKPOINTING, recomputed: Iterable[str] = ()
+    request: _Request, policy: Checkpointing = NO_CHECKPOINTING, recomputed: Iterable[str] = ()
 ) -> tuple[TracedModel, list[HookVariant]]:
     """The model with fully_shard's hooks, and what is otherwise without them and on inputs that
     nobody casts."""
-    step, run = request.step(asked, recomputed, "fully_shard")
+    step, run = request.step(policy, recomputed, "fully_shard")
     model = traced_model(step, run)
     variants, last = list[HookVariant](), model.lowered
     manners: list[UnitHooks] = ["none"] if run.boundaries.differs else []
@@ -195,13 +195,13 @@ def _both(
     for unit_hooks in manners:
         lowered, fails = tuple[LoweredModule, ...](), ""
         try:
-            lowered = traced_otherwise(*request.step(asked, recomputed, unit_hooks), like=model)
+            lowered = traced_otherwise(*request.step(policy, recomputed, unit_hooks), like=model)
         except UntraceableError as error:
             fails = _sentence(str(error))
         if lowered != last or (unit_hooks == "raw_inputs" and not lowered):
             variants.append(
                 HookVariant(
-                    unit_hooks=unit_hooks, checkpointing=asked, lowered=lowered, fails=fails
+                    unit_hooks=unit_hooks, checkpointing=policy, lowered=lowered, fails=fails
                 )
             )
         last = lowered
@@ -213,27 +213,27 @@ def _sentence(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)[:MAX_SENTENCE]
 
 
-def _require_known(asked: Checkpointing, model: TracedModel) -> frozenset[str]:
-    """The units that `asked` is of; UntraceableError for what a trace cannot know."""
+def _require_known(policy: Checkpointing, model: TracedModel) -> frozenset[str]:
+    """The units that `policy` is of; UntraceableError for what a trace cannot know."""
     expected = 'mode "full", or "selective" with `save`, of its units'
-    if asked.mode == "none" or asked.recompute:
-        raise refuse("checkpointing", expected, str(asked), "wrap the parts in "
+    if policy.mode == "none" or policy.recompute:
+        raise refuse("checkpointing", expected, str(policy), "wrap the parts in "
                                                             "torch.utils.checkpoint inside the "
                                                             "module")
-    problem = next(checkpointing_problems(asked, model), "")
+    problem = next(checkpointing_problems(policy, model), "")
     if problem or not model.blocks:
         raise refuse(
             "checkpointing", expected, problem or "a module without units",
             "name its blocks by units=",
         )
-    return asked.applies_to(model)
+    return policy.applies_to(model)
 
 
-def _alike(plain: TracedModel, again: TracedModel, asked: Checkpointing) -> TracedModel:
+def _alike(plain: TracedModel, again: TracedModel, policy: Checkpointing) -> TracedModel:
     """`again`, which recomputes; UntraceableError where it is not cut into the same parts."""
     if again.modules != plain.modules or again.devices != plain.devices:
         raise refuse(
-            str(asked), "the same parts with activation checkpointing as without", "others",
+            str(policy), "the same parts with activation checkpointing as without", "others",
             "give each block a unit of its own",
         )
     return again

@@ -183,9 +183,9 @@ def _root_cast(step: Faked, log: StorageLog, *, to: torch.dtype | None) -> Itera
     casts: list[int] = []
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        given = {id(tensor) for tensor in tensors_in((args, kwargs))}
+        inputs = {id(tensor) for tensor in tensors_in((args, kwargs))}
         cast = cast_floats((args, kwargs), to)
-        casts.extend(log.number(tensor) for tensor in tensors_in(cast) if id(tensor) not in given)
+        casts.extend(log.number(tensor) for tensor in tensors_in(cast) if id(tensor) not in inputs)
         return cast
 
     handle = step.model.register_forward_pre_hook(before, prepend=True, with_kwargs=True)

@@ -181,8 +181,8 @@ class ProgramWalk:
                        "ranks drops an unfinished step",
             )
 
-    def _require_turn(self, modules: Sequence[Module], fqn: str, what: str) -> None:
-        turn = modules[self._next].fqn if self._next < len(modules) else f"the end of {what}"
+    def _require_turn(self, modules: Sequence[Module], fqn: str, phase: str) -> None:
+        turn = modules[self._next].fqn if self._next < len(modules) else f"the end of {phase}"
         if turn != fqn:
             raise _otherwise(turn, fqn)
 

@@ -93,14 +93,14 @@ def _require_elementwise(optimizer: torch.optim.Optimizer) -> None:
 
 def _require_same(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     wanted = {id(p): fqn for fqn, p in module.named_parameters() if p.requires_grad}
-    given = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    if missing := [fqn for key, fqn in wanted.items() if key not in set(given)]:
+    numbers = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    if missing := [fqn for key, fqn in wanted.items() if key not in set(numbers)]:
         raise ArgumentError(
             where="optimizer", expected="every parameter that requires a gradient",
             found=f"none of {missing[0]}", remedy="give it, or freeze it by requires_grad_(False)",
         )
     frozen = {id(p) for p in module.parameters() if not p.requires_grad}
-    if any(key not in wanted and key not in frozen for key in given):
+    if any(key not in wanted and key not in frozen for key in numbers):
         raise ArgumentError(
             where="optimizer", expected="parameters of the module alone", found="another one",
             remedy="make it over module.parameters()",

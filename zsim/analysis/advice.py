@@ -80,21 +80,21 @@ class Way:
         """The changes in words, the last strategy alone of several: "strategy zero2 + fused
         optimizer"."""
         strategies = [change for change in self.changes if change.startswith("strategy ")]
-        told = [change for change in self.changes if change not in strategies[:-1]]
+        labels = [change for change in self.changes if change not in strategies[:-1]]
         return " + ".join(
             change if times == 1 else f"{times} times {change}"
-            for change, times in Counter(told).items()
+            for change, times in Counter(labels).items()
         )
 
 
-def advice(asked: Way) -> tuple[Effect, ...]:
-    """The effect of every change that the scenario `asked` allows, those that save most first, and
-    of several where no single one is enough."""
-    singles = changed(asked)
+def advice(before: Way) -> tuple[Effect, ...]:
+    """Effects of every change that the scenario `before` allows, largest saving first; combinations
+    of changes where no single one is enough."""
+    singles = changed(before)
     several: tuple[Way, ...] = ()
-    if all(way.memory.verdict != "FITS" for way in (asked, *singles)):
+    if all(way.memory.verdict != "FITS" for way in (before, *singles)):
         several = together(singles)
-    effects = [_effect(way, asked) for way in (*singles, *several)]
+    effects = [_effect(way, before) for way in (*singles, *several)]
     alone, joint = effects[: len(singles)], effects[len(singles) :]
     fastest = sorted(joint, key=lambda effect: effect.added_ns)[:MOST_SHOWN]
     return tuple(sorted([*alone, *fastest], key=lambda effect: -effect.saved_bytes))
@@ -160,8 +160,8 @@ def _figures(
     return assessed.figures(scenario, timed=timed)
 
 
-def _effect(way: Way, asked: Way) -> Effect:
-    before, took, took_before = asked.memory, way.step, asked.step
+def _effect(way: Way, start: Way) -> Effect:
+    before, took, took_before = start.memory, way.step, start.step
     assert took is not None
     assert took_before is not None
     return Effect(
@@ -175,31 +175,31 @@ def _effect(way: Way, asked: Way) -> Effect:
             for part, most in before.by_part.items()
             if (saved := most - way.memory.by_part.get(part, 0)) > 0
         },
-        dropped=dropped(asked.scenario, way.scenario),
+        dropped=dropped(start.scenario, way.scenario),
         releases_per_step=way.memory.releases_per_step, running=way.memory.running,
     )
 
 
 def changed(
-    way: Way, *, seen: set[tuple[object, ...]] | None = None, stages: bool = True,
+    way: Way, *, known: set[tuple[object, ...]] | None = None, stages: bool = True,
     timed: bool = True,
 ) -> tuple[Way, ...]:
     """`way` with each single change more that is not refused; without `stages` its strategy stays.
 
-    What has been `seen` is left out, and what is found is added to it. Unless `timed`, what has no
+    What has been `known` is left out, and what is found is added to it. Unless `timed`, what has no
     room is not simulated.
     """
     cases: list[tuple[tuple[str, ...], Scenario]] = []
-    seen = set() if seen is None else seen
+    known = set() if known is None else known
     for change, other in changes(way.scenario):
         key = _key(other)
         if (
-            key in seen
+            key in known
             or refusals.problems(other)
             or (other.strategy != way.scenario.strategy and not stages)
         ):
             continue
-        seen.add(key)
+        known.add(key)
         cases.append(((*way.changes, change), other))
     return tuple(ways_of(cases, timed=timed, before=way))
 
@@ -207,16 +207,15 @@ def changed(
 def together(starts: Sequence[Way], *, stages: bool = True) -> tuple[Way, ...]:
     """Ways from `starts` with as few changes more as make some of them fit.
 
-    Where MOST_TOGETHER are not enough, those that came first to be TIGHT, if none of `starts` is as
-    good as that by itself.
+    Where MOST_TOGETHER are not enough, the first TIGHT ones, if none of `starts` is as good.
     """
-    frontier, seen = list(starts), {_key(way.scenario) for way in starts}
+    frontier, known = list(starts), {_key(way.scenario) for way in starts}
     tight: tuple[Way, ...] | None = () if _having("TIGHT", starts) else None
     for _ in range(MOST_TOGETHER - 1):
         further = [
             other
             for way in frontier
-            for other in changed(way, seen=seen, stages=stages, timed=False)
+            for other in changed(way, known=known, stages=stages, timed=False)
         ]
         if fitting := _having("FITS", further):
             return fitting

@@ -128,14 +128,14 @@ def moved(
         kept[own.option] = own.value
     kept |= options
     refused = _refused(strategy, kind.options(**kept), mesh, scenario.optimizer) - options.keys()
-    asked = {name: value for name, value in kept.items() if name not in refused}
+    chosen = {name: value for name, value in kept.items() if name not in refused}
     model, nests = scenario.model, (STRATEGIES[scenario.strategy].nests, kind.nests)
     if nests[0] == "modules":
         model = by_block(model)
     if scenario.wrapping.nested or nests[1] == "modules":
         model = wrapped(strategy, model, scenario.wrapping)
     return scenario.with_parts(
-        strategy=strategy, options=kind.options(**asked), mesh=mesh, model=model,
+        strategy=strategy, options=kind.options(**chosen), mesh=mesh, model=model,
         offload=_offload_under(kind, scenario),
     )
 

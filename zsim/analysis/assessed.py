@@ -71,8 +71,10 @@ class Drafted:
         return step_time_of_more(case, times=self.more) if self.more else step_time(case)
 
     def figures(self, *, timed: bool = True, step: StepTime | None = None) -> Figures | None:
-        """The memory that a rank needs, and the step time where `timed` or where that has room;
-        None where micro-batches do not repeat after all. `step`: its time on a device with room."""
+        """Needed memory of a rank, and the step time if `timed` or if the memory has room.
+
+        None where micro-batches do not repeat. `step`: its time on a device with room.
+        """
         scenario = self.scenario
         verdict = assess_program(
             self.case.program, scenario.cluster,
@@ -89,7 +91,7 @@ class Drafted:
 
 
 def figures(scenario: Scenario, *, timed: bool = True) -> Figures:
-    """The memory that a rank needs, and the step time where `timed` or where that has room."""
+    """Needed memory of a rank, and the step time if `timed` or if the memory has room."""
     few = drafted_of_few(scenario)
     return (few and few.figures(timed=timed)) or of_planned(planned(scenario), timed=timed)
 

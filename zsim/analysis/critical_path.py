@@ -9,7 +9,7 @@ nanoseconds has the first of these reasons that holds:
 1. It began late: something held it while the compute stream worked, which would have hidden it. The
    cause can be a dependency, the host that had not issued it, or another rank. It can be an op
    ahead of it on its stream or in its communicator's queue. The last thing to end alone held it
-   from the end of the one before that to its own end, and so on backwards. Each such stretch
+   from the end of the one before that to its own end, and so on backwards. Each such interval
    accounts for as much as compute ran in it while the communicator was free. Compute counts once:
    not where it hides another collective of the communicator, or is counted as lost to one. An op
    ahead of it counts only where nothing else held it longer. A queue accounts for all compute that
@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from zsim.analysis.exposure import at_ends, compute_ops, idle_stretches, shares_of
+from zsim.analysis.exposure import at_ends, compute_ops, idle_intervals, shares_of
 from zsim.analysis.free_compute import FreeCompute
 from zsim.analysis.why import LONGER, SHARED, CriticalOp, Exposed, Reason, Waited, Why, name
 from zsim.engine.events.rank_schedule import awaited_by_host
@@ -70,7 +70,7 @@ def explain(
     )
     ops, times = program.of_rank(chosen).steady, timeline.ranks[chosen]
     befores = _befores(ops)
-    idle = list(idle_stretches(ops, times))
+    idle = list(idle_intervals(ops, times))
     shares = {op.index: ns for op, ns in shares_of(ops, times, idle) if ns}
     exposed = list(_each_exposed(shares, ops, times, befores))
     before, after = at_ends(ops, times, idle, later_than=[each.values() for each in befores])
@@ -265,8 +265,8 @@ def _blockers(ops: Sequence[Op], times: Times, launch_queue: int) -> list[int | 
 
 
 def host_waits(ops: Sequence[Op], times: Times, launch_queue: int) -> dict[int, int]:
-    """The op that the host awaited before it issued another, by that other: the next on the device
-    that takes time."""
+    """The op that the host awaited before it issued another, by the other's number: the next op
+    with a duration on the device."""
     waits: dict[int, int] = {}
     awaited: int | None = None
     before: int | None = None
@@ -285,8 +285,8 @@ def _path(
     ops: Sequence[Op], times: Times, befores: Sequence[dict[Kind, int]],
     blockers: Sequence[int | None],
 ) -> list[CriticalOp]:
-    """The path from the first op to the last that ends; through the host where the device held that
-    up."""
+    """The path from the first op to the last to end; through the host where the device held it up.
+    """
     if not ops:
         return []
     at: int | None = max(range(len(ops)), key=lambda index: (times.ends[index], index))

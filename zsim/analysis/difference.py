@@ -129,8 +129,8 @@ class ScenarioDiff:
         names = [each.name for each in self.figures]
         names += [FIGURES[each.name].title for each in self.growths]
         names += [item.name for item in self.head.expectations]
-        told = dict.fromkeys(names, "")
-        return told | {name: f"{name}: {reason}" for name, reason in self._broken()}
+        messages = dict.fromkeys(names, "")
+        return messages | {name: f"{name}: {reason}" for name, reason in self._broken()}
 
     @property
     def ok(self) -> bool:

@@ -1,4 +1,4 @@
-"""Idle stretches of the compute stream, the collective exposed in each, and those at the ends of
+"""Idle intervals of the compute stream, the collective exposed in each, and those at the ends of
 the step.
 
 It reads a rank's ops and their times; why a collective is exposed it does not know.
@@ -26,8 +26,8 @@ def compute_ops(ops: Sequence[Op], times: Times) -> list[Op]:
     return [op for op in own if times.ends[op.index] > times.starts[op.index]]
 
 
-def idle_stretches(ops: Sequence[Op], times: Times) -> Iterator[TimeInterval]:
-    """Stretches from 0 to the end of the step in which the compute stream does nothing."""
+def idle_intervals(ops: Sequence[Op], times: Times) -> Iterator[TimeInterval]:
+    """Intervals from 0 to the end of the step in which the compute stream does nothing."""
     at = 0
     for op in compute_ops(ops, times):
         if times.starts[op.index] > at:
@@ -38,8 +38,8 @@ def idle_stretches(ops: Sequence[Op], times: Times) -> Iterator[TimeInterval]:
         yield at, last
 
 
-def exposed_stretches(ops: Sequence[Op], times: Times) -> Iterator[TimeInterval]:
-    """Stretches of those in which some collective runs, in order."""
+def exposed_intervals(ops: Sequence[Op], times: Times) -> Iterator[TimeInterval]:
+    """Intervals of those in which some collective runs, in order."""
     moving: list[TimeInterval] = []
     for start, end in sorted(
         (times.starts[op.index], times.ends[op.index]) for op in ops if op.kind in COLLECTIVES
@@ -49,7 +49,7 @@ def exposed_stretches(ops: Sequence[Op], times: Times) -> Iterator[TimeInterval]
         else:
             moving.append((start, end))
     ends = [end for _, end in moving]
-    for start, end in idle_stretches(ops, times):
+    for start, end in idle_intervals(ops, times):
         for since, until in moving[bisect_left(ends, start + 1) :]:
             if since >= end:
                 break
@@ -59,8 +59,8 @@ def exposed_stretches(ops: Sequence[Op], times: Times) -> Iterator[TimeInterval]
 def shares_of(
     ops: Sequence[Op], times: Times, idle: Sequence[TimeInterval]
 ) -> Iterator[tuple[Op, int]]:
-    """Each collective with the idle time that it covers; where several run at once the one that
-    ends last has it."""
+    """Each collective with the idle time that it covers; of several at once, the last to end has
+    it."""
     shares = Counter[int]()
     for _, index, ns in _pieces(ops, times, idle):
         shares[index] += ns
@@ -71,7 +71,7 @@ def shares_of(
 def _pieces(
     ops: Sequence[Op], times: Times, idle: Sequence[TimeInterval]
 ) -> Iterator[tuple[TimeInterval, int, int]]:
-    """Idle stretches, and which collective has how much of them."""
+    """Idle intervals, and which collective has how much of them."""
     coming = deque(
         sorted(
             (times.starts[op.index], times.ends[op.index], op.index)
@@ -126,8 +126,8 @@ def at_ends(
     over = max(times.ends, default=0), len(ops)
     for micro_batch, (end, last) in lasts.items():
         until, following = starts.get(micro_batch + 1, over)
-        stretches = idle[bisect_left(idle, (end,)) : bisect_left(idle, (until,))]
-        behind |= dict.fromkeys(stretches, _behind(last, ops[last + 1 : following], later_than))
+        intervals = idle[bisect_left(idle, (end,)) : bisect_left(idle, (until,))]
+        behind |= dict.fromkeys(intervals, _behind(last, ops[last + 1 : following], later_than))
     before, after = Counter[int](), Counter[int]()
     for span, index, ns in _pieces(ops, times, idle):
         if span[1] <= first:

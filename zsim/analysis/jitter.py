@@ -163,7 +163,7 @@ def _jitter_of(scenario: Scenario, seeds: object) -> Jitter:
     own = [fault for fault in scenario.faults if isinstance(fault, Jitter)]
     if not own:
         raise ArgumentError(
-            where=f"{scenario.name}: faults", expected="a jitter, of whose seeds to tell",
+            where=f"{scenario.name}: faults", expected="a jitter fault",
             found=", ".join(fault.kind for fault in scenario.faults) or "none",
             remedy='add { kind = "jitter", mean = "200 us" }',
         )

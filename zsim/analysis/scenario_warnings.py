@@ -36,9 +36,8 @@ def _half_precision(scenario: Scenario) -> Iterator[str]:
         and (keeps == "no master copy" or not scenario.precision.master)
     ):
         yield (
-            f"adamw steps fp16 parameters themselves, as {scenario.strategy} keeps no master copy "
-            "here; squares of gradients below 0.005 and its eps of 1e-8 are 0 in fp16, so "
-            "parameters become infinite in torch too; take bf16, which has the range"
+            f"adamw steps fp16 parameters, without a master copy in {scenario.strategy}: its eps "
+            "is 0 in fp16, and parameters become infinite in torch too; take bf16"
         )
 
 
@@ -59,8 +58,8 @@ def _idle_links(scenario: Scenario) -> Iterator[str]:
     for number, fault in of_links.items():
         if program and not _is_used(program, scenario.cluster, fault):
             yield (
-                f"faults[{number}] ({fault}) does nothing: no collective of the step goes over "
-                "that link; take a NIC of ranks that talk to another node, or leave the fault out"
+                f"faults[{number}] ({fault}) does nothing: no collective goes over that link; "
+                "take a NIC of ranks that talk to another node"
             )
 
 

@@ -92,7 +92,7 @@ class Gradients:
         end.
 
         A linear's weight goes through one more node, which transposes it. In sequences its input
-        goes through another, before that one where there is no bias and after it where there is.
+        goes through another: before that node without a bias, after it with one.
         """
         if call.operator == "linear":
             biases = dict(call.summed)

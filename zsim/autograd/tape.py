@@ -48,7 +48,7 @@ class Tape:
         self.values = Values(gradients=gradients, storages=storages, nbytes=nbytes)
         self.hook = None
         if saving is not None:
-            kind = SavedOnHost if saving.what == "saved_tensors" else InputsOnHost
+            kind = SavedOnHost if saving.tensors == "saved_tensors" else InputsOnHost
             self.hook = kind(Crossings(self.values, saving.pinned))
 
     def know_parameters(self, model: ModelSpec, *, dtype: str, casts_once: bool = False) -> None:

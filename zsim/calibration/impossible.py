@@ -30,8 +30,8 @@ def of_collective(row: Collective) -> Impossible | None:
         return None
     ranks = tuple(range(row.cluster.num_ranks))
     bound = least(row.op, row.nbytes, cluster=row.cluster, ranks=ranks)
-    what = f"{row.op} of {format_bytes(row.nbytes)} over {len(ranks)} ranks"
-    return _impossible(row, what, row.seconds, bound)
+    label = f"{row.op} of {format_bytes(row.nbytes)} over {len(ranks)} ranks"
+    return _impossible(row, label, row.seconds, bound)
 
 
 def of_step(step: Step, programs: Sequence[Program]) -> Impossible | None:
@@ -60,11 +60,11 @@ def _of_program(program: Program, cluster: ClusterSpec) -> LeastTime:
 
 
 def _impossible(
-    row: Collective | Step, what: str, seconds: float, bound: LeastTime
+    row: Collective | Step, label: str, seconds: float, bound: LeastTime
 ) -> Impossible | None:
     if seconds >= ROUNDED * bound.ns / 1e9:
         return None
     return Impossible(
-        source=row.source, line=row.line, what=what, measured=seconds, least=bound.ns / 1e9,
+        source=row.source, line=row.line, label=label, measured=seconds, least=bound.ns / 1e9,
         link=bound.link,
     )

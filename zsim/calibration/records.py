@@ -14,10 +14,11 @@ from pathlib import Path
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives.nccl.tuner import Algorithm
 from zsim.errors import Caveat, ScenarioError, ZsimError
+from zsim.io.files import obstacle
 from zsim.scenario.scenario import Scenario
 
 MAX_FILE_BYTES = 32 * 1024**2
-MISSING = "nothing: there is no file or folder of that name"
+MISSING = "no such file"
 NUL = "\0"
 WHOLE_NETWORK = (1.0, 1.0)
 """Factors on the times of collectives on a network that nothing else uses."""
@@ -114,7 +115,7 @@ class Impossible:
 
     source: str
     line: int
-    what: str
+    label: str
     measured: float
     least: float
     link: str
@@ -156,13 +157,12 @@ def content(path: Path) -> bytes:
     """The bytes of a plain file; MeasurementError for any other."""
     try:
         if not path.is_file():
-            kind = "one that is not a plain file" if path.exists() else MISSING
-            raise MeasurementError(where=str(path), expected="a file of measurements", found=kind)
+            raise OSError
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise MeasurementError(
-            where=str(path), expected="a file of measurements", found=str(error.strerror)
+            where=str(path), expected="a file of measurements", found=obstacle(path, error)
         ) from None
     if len(data) > MAX_FILE_BYTES:
         raise MeasurementError(

@@ -53,8 +53,8 @@ def load_with_options(options: argparse.Namespace) -> Scenario:
         from zsim.runs import real_run, registry
         from zsim.runs.backend import RunOptions
 
-        asked = RunOptions(module=options.module)
-        scenario = real_run.with_module(registry.SimBackend(), scenario, asked)
+        run_options = RunOptions(module=options.module)
+        scenario = real_run.with_module(registry.SimBackend(), scenario, run_options)
     return scenario
 
 

@@ -38,8 +38,7 @@ class ArgumentsError(ZsimError):
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser whose errors are ours: one object where JSON was asked for, with the word that may
-    have been meant."""
+    """Parser with zsim's own errors: with --json one object, with the nearest known word."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -80,8 +79,8 @@ class Parser(argparse.ArgumentParser):
         ]
 
 
-def parser(asked: Collection[str] = tuple(COMMANDS)) -> Parser:
-    """The argument parser with every command; those that are not `asked` for lack their options."""
+def parser(names: Collection[str] = tuple(COMMANDS)) -> Parser:
+    """The argument parser with every command; those not in `names` lack their options."""
     top = Parser(
         prog="zsim",
         description="Simulate a ZeRO or FSDP training step, run the same step for real, and "
@@ -93,7 +92,7 @@ def parser(asked: Collection[str] = tuple(COMMANDS)) -> Parser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         added = commands.add_parser(name, help=command.help, allow_abbrev=False)
-        if name in asked:
+        if name in names:
             file = command_file(name)
             file.add_options(added)
             added.set_defaults(run=file.run)
@@ -106,15 +105,15 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
 
     ArgumentsError, in the words of the command, for an option that it does not know.
     """
-    asked = next((text for text in argv if not text.startswith("-")), "")
-    options, unknown = parser((asked,)).parse_known_args(argv)
+    word = next((text for text in argv if not text.startswith("-")), "")
+    options, unknown = parser((word,)).parse_known_args(argv)
     if unknown:
         commands = parser().commands()
         command, option = commands[options.command], unknown[0].partition("=")[0]
         owners = [name for name, other in commands.items() if option in other.names()]
         remedy = (
             "one at a time" if options.command in owners
-            else f"it is an option of {', '.join(owners)}" if owners
+            else f"an option of {', '.join(owners)}" if owners
             else _meant(option, command.names())
         )
         command.print_usage(sys.stderr)

@@ -61,7 +61,7 @@ def run_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--device", choices=("cpu", "cuda"), default=None,
-        help="where ranks run: fake on a CPU (default) or a GPU, gloo on CPUs, nccl on GPUs",
+        help="device of the ranks: fake on a CPU (default) or a GPU, gloo on CPUs, nccl on GPUs",
     )
     module_option(command)
     command.add_argument(

@@ -25,11 +25,11 @@ _VERDICT = re.compile(rf"\b(?:{'|'.join(COLOURS)})\b")
 
 
 @contextmanager
-def progress(what: str) -> Iterator[None]:
-    """Show `what` on standard error while the work inside goes on, on a terminal only."""
+def progress(text: str) -> Iterator[None]:
+    """Show `text` on standard error while the work inside goes on, on a terminal only."""
     shown = sys.stderr.isatty()
     if shown:
-        sys.stderr.write(f"{one_line(what)} …\r")
+        sys.stderr.write(f"{one_line(text)} …\r")
         sys.stderr.flush()
     try:
         yield
@@ -121,13 +121,13 @@ def print_lists(lists: Mapping[str, Sequence[tuple[str, str]]], *, as_json: bool
     """Lists by what they list: names with a word on each."""
     if as_json:
         write_json({
-            what: [{"name": name, "about": about} for name, about in rows]
-            for what, rows in lists.items()
+            kind: [{"name": name, "about": about} for name, about in rows]
+            for kind, rows in lists.items()
         })
         return
-    for what, rows in lists.items():
+    for kind, rows in lists.items():
         if rows:
-            table(what, rows)
+            table(kind, rows)
 
 
 def table(title: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -147,8 +147,8 @@ def table(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
 def line_width() -> int:
     """Columns of the terminal, or of COLUMNS where that is set; 0 of a file or a pipe."""
-    told = os.environ.get("COLUMNS", "").isdigit()
-    return get_terminal_size().columns if told or sys.stdout.isatty() else 0
+    fixed = os.environ.get("COLUMNS", "").isdigit()
+    return get_terminal_size().columns if fixed or sys.stdout.isatty() else 0
 
 
 def say_table(text: str, *, most: int = 0) -> None:

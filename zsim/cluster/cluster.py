@@ -189,8 +189,8 @@ class ClusterSpec:
         the first node; for others, the ranks themselves.
 
         A group inside one node is alike wherever it begins; a slow rail makes every node its own.
-        Where ranks share NICs, so does a last node that is not full, and groups are alike that lie
-        so to their neighbours.
+        With shared NICs, so does a last node that is not full, and alike groups have alike
+        neighbours.
         """
         group = nic_sharing.even(ranks)
         if not group:
@@ -254,8 +254,8 @@ class ClusterSpec:
         its `fabric` link and of its part of the `rail`s, as in `path`.
 
         The ring is as wide in every node, so that a node with more members than another takes less
-        of the rails of each. One rank alone uses nothing, and one that is alone in its node no
-        fabric, but where that is also the way to its NIC.
+        of the rails of each. A group of one rank uses nothing. A rank alone in its node uses the
+        fabric only on the way to its NIC.
         """
         if len(ranks) < 2:
             return {}

@@ -45,9 +45,8 @@ class MeasuredTimes:
 def times_of(
     times: tuple[MeasuredTimes, ...], collective: str, ranks: int, *, nodes: int = 1
 ) -> MeasuredTimes | None:
-    """The times of `collective` over `ranks` ranks on `nodes` nodes; None without measurements
-    them."""
-    asked = (collective, ranks, nodes)
+    """The times of `collective` over `ranks` ranks on `nodes` nodes; None if none were measured."""
+    key = (collective, ranks, nodes)
     return next(
-        (each for each in times if (each.collective, each.ranks, each.nodes) == asked), None
+        (each for each in times if (each.collective, each.ranks, each.nodes) == key), None
     )

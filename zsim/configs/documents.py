@@ -13,6 +13,7 @@ from typing import Any
 
 from zsim.errors import BackendUnavailableError, ScenarioError
 from zsim.io import json_reader, limits
+from zsim.io.files import not_a_file
 
 MAX_DEPTH = 20
 """Deepest nesting of a config, in tables and lists."""
@@ -27,7 +28,7 @@ def text_of(path: Path) -> str:
     """The text of a config file; ScenarioError where there is none, or a too large one."""
     try:
         if not path.is_file():
-            raise ScenarioError((f"{path}: file not found, or not a regular file",))
+            raise ScenarioError((f"{path}: {not_a_file(path)}",))
         with path.open("rb") as stream:
             data = stream.read(limits.MAX_BYTES + 1)
     except OSError as error:

@@ -58,11 +58,11 @@ class Said:
         """Keys that were written in the scenario and not said."""
         left = [
             key for key in _keys(self.scenario.tables)
-            if not any(key == said or key.startswith(f"{said}.") for said in self.keys)
+            if not any(key == sent or key.startswith(f"{sent}.") for sent in self.keys)
             and not any(key.partition(".")[0] == out for out in NO_TRAINING)
         ]
-        told = [f"{key}: {self.reasons.pop(key)}" if key in self.reasons else key for key in left]
-        return (*told, *(f"{key}: {reason}" for key, reason in self.reasons.items()))
+        lines = [f"{key}: {self.reasons.pop(key)}" if key in self.reasons else key for key in left]
+        return (*lines, *(f"{key}: {reason}" for key, reason in self.reasons.items()))
 
 
 def _can_be_apart(scenario: Scenario) -> bool:

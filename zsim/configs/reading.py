@@ -24,6 +24,7 @@ from zsim.configs.importers.argument_text import json_arguments, shell_config, y
 from zsim.configs.importers.python_config import python_config
 from zsim.configs.notes import Notes
 from zsim.errors import ArgumentError, ScenarioError
+from zsim.io.files import not_a_file
 
 Parse = Callable[..., Config]
 JSON_OR_YAML: Mapping[str, Parse] = {
@@ -96,6 +97,8 @@ def read_config(
 ) -> Imported:
     """The scenario in a config of another tool; ScenarioError with every key that is unknown,
     contradictory or open. `recipe`: the function of a Python config."""
+    if not path.is_file():
+        raise ScenarioError((f"{path}: {not_a_file(path)}",))
     chosen = kind or kind_of(path)
     if chosen is None and path.suffix.lower() in JSON_OR_YAML:  # a file that no tool can read
         JSON_OR_YAML[path.suffix.lower()](documents.text_of(path), where=str(path))
@@ -135,9 +138,7 @@ def _without(config: Config, dropped: tuple[str, ...], notes: Notes) -> Config:
         *path, last = name.split(".")
         for part in path:
             table = table.get(part) if isinstance(table, dict) else None
-        spelt = (last, f"fsdp_{last}", last.removeprefix("fsdp_"))  # fsdp_config has both
-        last = next((key for key in spelt if isinstance(table, dict) and key in table), "")
-        if not last:
+        if not isinstance(table, dict) or last not in table:
             notes.problem(f"--drop {name}", "no such key in the config")
             continue
         del table[last]

@@ -267,10 +267,10 @@ def _reaches(ops: Sequence[Op]) -> Iterator[int]:
 
 
 def _shorter(ops: Sequence[Op], runs: Sequence[Recurrence]) -> tuple[Op, ...] | None:
-    """The ops without those left out; None where too few are, where others wait for those, or where
-    the device waits for the host's own work.
+    """The ops without the left out ones; None if these are too few, if other ops wait for them, or
+    if the device waits for the host's own work.
 
-    Of what an op waits for the last on each stream is enough.
+    An op waits for the last awaited op on each stream.
     """
     if sum(len(run.gone) for run in runs) < WORTH * len(ops):
         return None

@@ -129,8 +129,10 @@ def _sizes(op: Op) -> list[tuple[object, ...]]:
 def _period_ns(
     program: Program, timeline: Timeline, fourths: Mapping[int, range], costs: StepCosts
 ) -> int | None:
-    """The ns by which the device does each op of the fourth micro-batch after its twin of the
-    third; None where that differs, or where the host has a part in how long the step takes."""
+    """Nanoseconds from each op of the third micro-batch to its twin of the fourth, on the device.
+
+    None if they differ, or if the host has a part in the step time.
+    """
     periods = set[int]()
     for rank, times in timeline.ranks.items():
         kind = program.assignment[rank]

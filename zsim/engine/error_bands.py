@@ -50,8 +50,8 @@ LINKS: Mapping[str, float] = {"measured": 0.3, "calibrated": 0.1}
 """Half-width of collectives of libraries other than NCCL, by the provenance of the link's
 bandwidth. Gloo's shortest time moves with the host's load."""
 ASSUMED_LINK = 0.3
-"""Half-width of NCCL's collectives where the bandwidth of the link is assumed, besides that of
-their curves, which are of other machines."""
+"""Half-width of NCCL's collectives over a link of assumed bandwidth, beside that of their curves
+from other machines."""
 HOST = 0.3
 """Half-width of the host's time and of a trainer's pauses, which reach from 0.7 to 1 / 0.7 of it.
 Processors differ by that factor of two: gaps of 5 to 10 us a kernel."""

@@ -30,7 +30,7 @@ def simulate_faulty_step(
     """
     faulty = faulty_program(program, faults)
     ends = failures(program, faults)
-    told = "; ".join(_plan(program, faults, ends))
+    texts = "; ".join(_plan(program, faults, ends))
     try:
         try:
             timeline = simulate_step(
@@ -41,13 +41,13 @@ def simulate_faulty_step(
                 raise
             timeline = simulate_step(faulty, costs=costs, all_ranks=True, faults=faults)
     except DeadlockError as error:
-        raise _blamed(error, faults, remedy=f"the scenario's faults are {told}") from None
+        raise _blamed(error, faults, remedy=f"the scenario's faults are {texts}") from None
     for rank, index in ends.items():
         op = program.of_rank(rank).steady[index]
         raise DeadlockError(
             where=f"rank {rank}, op {index} ({op.kind} {op.unit})", expected="the rank to finish",
-            found="its failure, after which no rank waits for it in this step",
-            remedy=f"the scenario's faults are {told}",
+            found="a failure: the rank is gone before this step ends",
+            remedy=f"the scenario's faults are {texts}",
         )
     return faulty, timeline
 

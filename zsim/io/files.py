@@ -131,8 +131,18 @@ def _full(path: Path, error: OSError, *, nbytes: int) -> PlaceError:
     )
 
 
-def not_a_file(path: Path) -> str:
-    """The reason for which nothing can be read from `path`, no regular file."""
-    if not path.exists():
+def obstacle(path: Path, error: OSError | None = None) -> str:
+    """The reason for which `path` cannot be read: of its kind, or of `error`; "" for none."""
+    if os.path.isdir(path):
+        return "a folder"
+    if error and error.strerror and not isinstance(error, FileNotFoundError):
+        return error.strerror
+    if not os.path.exists(path):
         return "no such file"
-    return "expected a file, found a folder, a pipe or a device"
+    return "" if os.path.isfile(path) else "a pipe or a device"  # which may never end
+
+
+def not_a_file(path: Path) -> str:
+    """The complaint about `path`, no regular file."""
+    text = obstacle(path)
+    return text if text == "no such file" else f"expected a file, found {text}"

@@ -17,8 +17,8 @@ class TwiceError(ValueError):
 
 
 def loads(text: str | bytes) -> Any:
-    """The value of JSON text; ValueError where it is none, TwiceError for a key that is given
-    twice, RecursionError where it is too deep."""
+    """The value of JSON text; ValueError for other text, TwiceError for a repeated key,
+    RecursionError for too deep nesting."""
     return json.loads(text, object_pairs_hook=_each_once)
 
 

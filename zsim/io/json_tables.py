@@ -58,7 +58,7 @@ def table_of(make: Callable[..., Any], **types: Any) -> Any:
     """A table with these keys, optional where a type comes with a default; `make` makes an object
     of it."""
     keys: dict[str, Any] = {
-        key: given if isinstance(given, tuple) else (given, ...) for key, given in types.items()
+        key: kind if isinstance(kind, tuple) else (kind, ...) for key, kind in types.items()
     }
     schema: Any = create_model("Table", __config__=ConfigDict(extra="forbid"), **keys)
     return Annotated[schema, AfterValidator(lambda table: make(**dict(table)))]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from math import ceil, floor, isfinite
 from typing import Any
 
@@ -53,8 +55,12 @@ def found_text(error: Mapping[str, Any]) -> str:
 
 
 def remedy_text(error: Mapping[str, Any]) -> str:
-    """Whole numbers around a fraction, "" for any other mistake."""
+    """Whole numbers around a fraction, or the choice nearest to a word; "" for other mistakes."""
     value = error["input"]
+    if error["type"] == "literal_error" and isinstance(value, str):
+        choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
+        near = get_close_matches(value.lower(), choices, n=1)
+        return f"did you mean {near[0]}?" if near else ""
     if error["type"] not in ("int_type", "int_from_float") or not isinstance(value, float):
         return ""
     if not isfinite(value) or abs(value) > MOST_INT:

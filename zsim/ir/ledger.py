@@ -60,7 +60,7 @@ class Ledger:
 def allocated_again(buffer: str) -> ProgramError:
     """The error of an allocation of a live buffer."""
     return ProgramError(
-        where=buffer, expected="a buffer that is not live", found="it is allocated again"
+        where=buffer, expected="a buffer that is not live", found="a second allocation"
     )
 
 

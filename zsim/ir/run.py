@@ -159,7 +159,8 @@ class RankRun:
     step_times_ns: tuple[int, ...] = ()
     """Nanoseconds of each timed step, whose median that is."""
     recorded_step_ns: int | None = None
-    """Nanoseconds of the step that the spans are of, where that is another than the timed ones."""
+    """Nanoseconds of the recorded step, whose spans these are, where it is none of the timed ones.
+    """
     recorded_at_ns: int | None = None
     """Beginning of that step by the clock of the rank's machine, on a CPU."""
     recorded_times_ns: tuple[int, ...] = ()
@@ -237,10 +238,10 @@ def both_simulated(predicted: RunRecord, measured: RunRecord) -> bool:
     return {predicted.interpreter, measured.interpreter} == {"simulator"}
 
 
-def sees(run: RunRecord, what: str) -> bool:
-    """True if the Run's backend declares that it sees `what` (memory, numerics, time); a Run
+def sees(run: RunRecord, aspect: str) -> bool:
+    """True if the Run's backend declares that it sees `aspect` (memory, numerics, time); a Run
     without a declaration sees all."""
-    return what in run.provenance.get("sees", what).split()
+    return aspect in run.provenance.get("sees", aspect).split()
 
 
 def band_of(run: RunRecord) -> tuple[float, float] | None:

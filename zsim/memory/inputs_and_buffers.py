@@ -21,8 +21,8 @@ BATCH = (
 )
 GRADIENT = DTYPE_NBYTES["float32"]
 GRADIENTS = (
-    "the float32 buffer of execution.accumulation, less the gradients that are counted in its "
-    "place; at most all of it, where none of those live at the peak"
+    "the float32 buffer of execution.accumulation, less the gradients counted in its place; all "
+    "of it where none live at the peak"
 )
 BUFFERS = "the module's buffers, and what its first forward left in it; counted for no strategy"
 

@@ -213,15 +213,15 @@ def room(device: Device, items: tuple[NonTorchMemory, ...]) -> Capacity:
 def _nccl(
     cluster: ClusterSpec, mesh: Mesh, name: str, ops: frozenset[str], rank: int
 ) -> list[NonTorchMemory]:
-    gpu, seen = runtime(cluster.device), ring(cluster, mesh, name, rank=rank)
-    nbytes = seen.ring_bytes()
+    gpu, layout = runtime(cluster.device), ring(cluster, mesh, name, rank=rank)
+    nbytes = layout.ring_bytes()
     buffers = [_buffers(f"NCCL ring, {name}", nbytes, _SIZES, low=nbytes // 2)]
     if "all_reduce" in ops:
-        nvls = seen.nvls_bytes(gpu.nvls_channels)
-        trees = seen.tree_bytes() + (0 if nvls else seen.chain_bytes())
+        nvls = layout.nvls_bytes(gpu.nvls_channels)
+        trees = layout.tree_bytes() + (0 if nvls else layout.chain_bytes())
         buffers.append(_buffers(f"NCCL NVLS, {name}", nvls, "NCCL 2.30.7 nvls.cc", low=0))
         buffers.append(_buffers(f"NCCL trees, {name}", trees, _SIZES, low=0))
-    if seen.nodes > 1:
+    if layout.nodes > 1:
         buffers.append(
             _buffers(f"NCCL shared network buffers, {name}", 0, _SHARED, low=0, high=SHARED_NETWORK)
         )

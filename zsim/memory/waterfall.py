@@ -20,11 +20,11 @@ from zsim.strategies.building.optimizers import state_names
 
 STATES = ("parameters", "gradients", "optimizer_states")
 WORDS: dict[str, str] = {
-    "activations": "what backward needs of forward",
+    "activations": "saved for backward",
     "unsharded_parameters": "gathered parameters",
     "unsharded_gradients": "whole gradients before they are reduced",
     "communication": "buffers of collectives",
-    "temporaries": "what lives for a moment: gradients of activations, scratch of the optimizer",
+    "temporaries": "live during one op: gradients of activations, scratch of the optimizer",
     "inputs": "the batch",
 }
 

@@ -46,10 +46,10 @@ def by_block(model: ModelSpec) -> ModelSpec:
     if model.family == TRACED:
         return model
     whole = [_linears(module, implementation="") for module in joined(model.modules)]
-    stretches = groupby(whole, key=lambda m: m.apart or m.unit == ROOT)
+    neighbours = groupby(whole, key=lambda m: m.apart or m.unit == ROOT)
     modules: list[Module] = []
     names = dict[str, str]()
-    for is_roots, members in stretches:
+    for is_roots, members in neighbours:
         parts = list(members)
         if is_roots:
             root = _roots(tuple(parts), is_first=not modules)

@@ -31,7 +31,7 @@ class Checkpointing:
 
     With `save_every` only the first of a block's linears, the (1 + save_every)-th, … are kept, as
     torchtitan's policy does. With `early_stop` operators that nothing in backward needs are left
-    out. Without it a whole stretch is recomputed, as by torch before 2.1, or
+    out. Without it a whole region is recomputed, as by torch before 2.1, or
     torch.utils.checkpoint.set_checkpoint_early_stop.
     """
 
@@ -51,20 +51,20 @@ class Checkpointing:
         )
 
     def regions(self, operators: tuple[Operator, ...]) -> tuple[tuple[Operator, ...], ...]:
-        """A checkpointed module's operators in stretches that are each recomputed as one."""
+        """A checkpointed module's operators in regions that are each recomputed as one."""
         if self.recompute:
             return tuple((operator,) for operator in operators if operator.kind in self.recompute)
         return (operators,) if self.mode != "none" else ()
 
     def kept(self, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
-        """Operators of a recomputed stretch whose outputs are kept."""
+        """Operators of a recomputed region whose outputs are kept."""
         linears = [operator for operator in operators if operator.kind in LINEARS]
         passed_over = [linear for index, linear in enumerate(linears) if index % self.save_every]
-        asked = {*self.save, *(LINEARS if "linear" in self.save else ())}
+        kinds = {*self.save, *(LINEARS if "linear" in self.save else ())}
         return tuple(
             operator
             for operator in operators
-            if operator.kind in asked and operator not in passed_over
+            if operator.kind in kinds and operator not in passed_over
         )
 
 
@@ -72,7 +72,7 @@ NO_CHECKPOINTING = Checkpointing()
 
 
 def problems(
-    asked: Checkpointing, model: ModelSpec, *, casts: bool = False, forwards: int = 1
+    policy: Checkpointing, model: ModelSpec, *, casts: bool = False, forwards: int = 1
 ) -> Iterator[str]:
     """Refusals of a model and its checkpointing, one line each, the scenario's key first. `casts`:
     under autocast, which caches casts."""
@@ -82,50 +82,48 @@ def problems(
     operators = [operator for module in own for operator in module.operators]
     kinds = list(dict.fromkeys(operator.kind for operator in operators))
     blocks = len({module.unit for module in model.blocks})
-    if asked.mode == "selective" and bool(asked.save) == bool(asked.recompute):
+    if policy.mode == "selective" and bool(policy.save) == bool(policy.recompute):
         yield (
             f"{key}: selective needs one of `save` and `recompute`, found "
-            f"{'both' if asked.save else 'neither'}"
+            f"{'both' if policy.save else 'neither'}"
         )
-    if asked.mode != "selective" and (asked.save or asked.recompute):
-        yield f'{key}: `save` and `recompute` go with mode = "selective", found "{asked.mode}"'
-    if asked.save_every > 1 and "linear" not in asked.save:
+    if policy.mode != "selective" and (policy.save or policy.recompute):
+        yield f'{key}: `save` and `recompute` go with mode = "selective", found "{policy.mode}"'
+    if policy.save_every > 1 and "linear" not in policy.save:
         yield (
             f'{key}.save_every: expected with "linear" among `save`, which it counts, found '
-            f'{asked.save_every} without'
+            f'{policy.save_every} without'
         )
-    if not 1 <= asked.every <= max(1, blocks):
+    if not 1 <= policy.every <= max(1, blocks):
         yield (
-            f"{key}.every: expected 1 to {max(1, blocks)}, the model's blocks, found {asked.every}"
+            f"{key}.every: expected 1 to {max(1, blocks)}, the model's blocks, found {policy.every}"
         )
     for option, names, known in (
-        ("recompute", asked.recompute, kinds), ("save", asked.save, SAVEABLE)
+        ("recompute", policy.recompute, kinds), ("save", policy.save, SAVEABLE)
     ):
         yield from (
             f"{key}.{option}: expected some of {', '.join(known)}, found {shown(word)}"
             for word in names
             if word not in known
         )
-    if "attention" in asked.save and any(
+    if "attention" in policy.save and any(
         o.kind == "attention" and o.implementation in ("explicit", "math") for o in operators
     ):
         yield (
             f"{key}.save: attention of several calls (explicit, math) has no one output to keep; "
             f"use model.attention = \"sdpa\""
         )
-    if asked.save and casts and _casts_again(asked, model, forwards):
+    if policy.save and casts and _casts_again(policy, model, forwards):
         yield (
-            f"{key}.save: where autocast and a second run go together, torch 2.13 casts weights "
-            f"again in backward that forward found in "
-            'autocast\'s cache ("aten._to_copy.default … encountered during backward but not '
-            'found in storage"); use mode = "full", '
-            "or run each block once"
+            f"{key}.save: torch 2.13 fails where autocast meets a second run "
+            '("aten._to_copy.default … encountered during backward but not found in storage"); '
+            'use mode = "full", or run each block once'
         )
 
 
-def _casts_again(asked: Checkpointing, model: ModelSpec, forwards: int) -> bool:
+def _casts_again(policy: Checkpointing, model: ModelSpec, forwards: int) -> bool:
     """True where a linear that is recomputed reads a trained weight for the second time."""
-    again = asked.applies_to(model)
+    again = policy.applies_to(model)
     if forwards == 1 and all(module.fqn == module.path for module in model.modules):
         return False
     linears = [

@@ -18,8 +18,8 @@ def in_form(model: ModelSpec, *, norms: Form = "fused", loss: Form = "fused") ->
     A composite norm is LlamaRMSNorm's: float32 but for the product with the weight. A composite
     loss is Megatron's and nanotron's, whose backward makes the gradient in the softmax.
     """
-    asked = {"rms_norm": norms, "cross_entropy": loss}
-    kinds = {kind for kind, form in asked.items() if form == COMPOSITE}
+    forms = {"rms_norm": norms, "cross_entropy": loss}
+    kinds = {kind for kind, form in forms.items() if form == COMPOSITE}
 
     def formed(operator: Operator) -> Operator:
         return (

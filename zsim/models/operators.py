@@ -77,7 +77,7 @@ class Operator:
 
     From upcast_norm to causal_loss: what modules of transformers are made of;
     `zsim.autograd.aten.transformers` and `zsim.autograd.aten.gpt2` say how. A value with a colon in
-    its name is another module's. `reads` are such values that need no gradient: a stretch that is
+    its name is another module's. `reads` are such values that need no gradient: a piece that is
     recomputed holds them. `drops` are values that Python holds past their last use, and that go
     when this operator is over.
     """

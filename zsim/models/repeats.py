@@ -36,8 +36,8 @@ def with_uses(model: ModelSpec, uses: Uses) -> ModelSpec:
     if uses.times == 1:
         return model
     modules: list[Module] = []
-    for is_root, stretch in groupby(model.modules, key=lambda module: module.unit == ROOT):
-        run = tuple(stretch)
+    for is_root, piece in groupby(model.modules, key=lambda module: module.unit == ROOT):
+        run = tuple(piece)
         if is_root:
             modules += run
         elif uses.order == "stack":

@@ -102,7 +102,7 @@ class ParamGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """A stretch of the forward pass: operators in order, run by the module `unit`. The root runs
+    """A piece of the forward pass: operators in order, run by the module `unit`. The root runs
     the first and last ones itself.
 
     A module that runs several times stands there once per run; the second is called `path`#2, and

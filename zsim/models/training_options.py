@@ -61,8 +61,8 @@ class Precision:
 
     @property
     def narrowest(self) -> Dtype:
-        """The dtype whose rounding decides how far results may be apart: that of products, or where
-        they are float32 of reductions."""
+        """The dtype whose rounding decides how far results may be apart: that of products, or of
+        reductions beside float32 products."""
         return self.products if self.products != "float32" else self.reduce
 
 
@@ -87,9 +87,10 @@ checkpointed blocks alone."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensorsHook:
-    """The hook on saved tensors: what it takes, and whether the host's side of copies is pinned."""
+    """The hook on saved tensors: the tensors that it takes, and whether the host's side of copies
+    is pinned."""
 
-    what: OffloadedActivations
+    tensors: OffloadedActivations
     pinned: bool = True
 
 
@@ -132,7 +133,7 @@ class Offload:
         """The hook on saved tensors; None where these stay on the device."""
         if self.activations is None:
             return None
-        return SavedTensorsHook(what=self.activations, pinned=self.pin_memory)
+        return SavedTensorsHook(tensors=self.activations, pinned=self.pin_memory)
 
     @property
     def states(self) -> tuple[str, ...]:

@@ -46,47 +46,44 @@ class Wrapping:
     nested: tuple[str, ...] = ()
 
 
-def problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
+def problems(policy: Wrapping, model: ModelSpec) -> Iterator[str]:
     """Refusals of a policy for `model`, one line each, the scenario's key first."""
     if model.family == TRACED:
-        if asked != Wrapping():
+        if policy != Wrapping():
             yield (
                 "wrapping: a traced model keeps the units it was traced with; trace it again with "
                 "others, and leave this out"
             )
         return
     blocks = len(model.blocks)
-    if asked.every == "all" and asked.ends == "apart":
+    if policy.every == "all" and policy.ends == "apart":
         yield (
             'wrapping.ends: with every = "all" the whole model is one group, which leaves nothing '
             'apart; use "root", or a number'
         )
-    elif asked.every != "all" and asked.every > max(1, blocks):
+    elif policy.every != "all" and policy.every > max(1, blocks):
         yield (
             f'wrapping.every: expected 1 to {max(1, blocks)}, the model\'s blocks, or "all", found '
-            f'{asked.every}'
+            f'{policy.every}'
         )
-    yield from _nested_problems(asked, model)
+    yield from _nested_problems(policy, model)
     whole = tuple(joined(model.modules))
     in_a_row = any(module.path == following.path for module, following in pairwise(whole))
-    if asked.every not in (1, "all") and in_a_row:
+    if policy.every not in (1, "all") and in_a_row:
         yield (
             'wrapping.every: expected 1 where blocks run several times in a row: fully_shard '
-            'takes a group of modules for done when '
-            'each has run once; use model.uses.order = "stack"'
+            'ends a group when each module has run once; use model.uses.order = "stack"'
         )
     readers: dict[str, dict[str, None]] = {}
-    for group in _groups(_modules(whole, asked), asked):
+    for group in _groups(_modules(whole, policy), policy):
         for fqn in _parameters(group):
             readers.setdefault(fqn, {})[_name(group)] = None
     for fqn, groups in readers.items():
         if len(groups) > 1:
             yield (
                 f"wrapping.ends: expected every parameter in one group, found {fqn} in "
-                f"{' and '.join(groups)}; of FSDP's units torch "
-                "refuses it, and those of all strategies are alike: "
-                f'the parameter "is {SHARED}"; '
-                'use ends = "root", which holds them together, or untie the weight'
+                f"{' and '.join(groups)}; torch refuses it: the parameter "
+                f'"is {SHARED}"; use ends = "root", or untie it'
             )
 
 
@@ -162,8 +159,8 @@ def _units(model: ModelSpec, owned: Iterable[_Owned]) -> tuple[ParamGroup, ...]:
 
 
 def _with_idle(model: ModelSpec, modules: tuple[Module, ...]) -> tuple[Module, ...]:
-    """`modules` with the blocks that forward skips where they would run: operators that do no
-    more than own their parameters."""
+    """`modules` with the blocks that forward skips, as operators that only own parameters, in
+    their usual order."""
     for fqn in model.idle:
         names = model.parameters_of(fqn)
         operators = tuple(
@@ -189,9 +186,9 @@ def _number(block: str) -> int:
     return int(block.rpartition(".")[2])
 
 
-def _modules(modules: tuple[Module, ...], asked: Wrapping) -> tuple[Module, ...]:
+def _modules(modules: tuple[Module, ...], policy: Wrapping) -> tuple[Module, ...]:
     """The modules, with the root's own ones in parts where they are wrapped apart."""
-    if asked.ends == "root":
+    if policy.ends == "root":
         return modules
     return tuple(
         part
@@ -226,20 +223,20 @@ def parts_of_root(module: Module, *, others: Collection[str] = ()) -> Iterator[M
     yield part
 
 
-def _groups(modules: tuple[Module, ...], asked: Wrapping) -> Iterator[tuple[Module, ...]]:
+def _groups(modules: tuple[Module, ...], policy: Wrapping) -> Iterator[tuple[Module, ...]]:
     """The modules of each group but the root's, in forward order: neighbours of one kind, of blocks
     `every` at most."""
     run: list[Module] = []
     for module in modules:
         if module.fqn != module.path:  # a later run of a module that has its group
             continue
-        full = asked.every != "all" and len(run) == asked.every
+        full = policy.every != "all" and len(run) == policy.every
         if run and (
             module.unit == ROOT or module.apart != run[0].apart or (full and not module.apart)
         ):
             yield tuple(run)
             run = []
-        if module.unit != ROOT and (module.apart or asked.every != "all"):
+        if module.unit != ROOT and (module.apart or policy.every != "all"):
             run.append(module)
     if run:
         yield tuple(run)
@@ -279,16 +276,16 @@ def split_block(module: Module, nested: tuple[str, ...]) -> Iterator[Module]:
     """A block in parts: those of its modules called `nested`, and what it runs itself before,
     between and after them."""
     path = without_run(module.fqn)
-    stretches = [
+    pieces = [
         (name, tuple(ops))
         for name, ops in groupby(module.operators, key=lambda op: _owner(op, path, nested))
     ]
-    if module.unit == ROOT or module.apart or not any(name for name, _ in stretches):
+    if module.unit == ROOT or module.apart or not any(name for name, _ in pieces):
         yield module
         return
-    ends = [[("", ())] if stretches[index][0] else [] for index in (0, -1)]
+    ends = [[("", ())] if pieces[index][0] else [] for index in (0, -1)]
     number = 0
-    for name, operators in (*ends[0], *stretches, *ends[1]):
+    for name, operators in (*ends[0], *pieces, *ends[1]):
         number += not name
         own = numbered(path, number, PART)
         fqn = f"{path}.{name}" if name else own
@@ -303,9 +300,9 @@ def _owner(operator: Operator, path: str, nested: tuple[str, ...]) -> str:
     return next((name for name in nested if f"{operator.name}.".startswith(f"{path}.{name}.")), "")
 
 
-def _nested_problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
+def _nested_problems(policy: Wrapping, model: ModelSpec) -> Iterator[str]:
     """Refusals of nested units: each must have parameters, read one value and make one."""
-    for name, other in ((name, other) for name in asked.nested for other in asked.nested):
+    for name, other in ((name, other) for name in policy.nested for other in policy.nested):
         if name != other and name.startswith(f"{other}."):
             yield (
                 f"wrapping.nested: expected modules apart from each other, found {name} in "
@@ -320,11 +317,11 @@ def _nested_problems(asked: Wrapping, model: ModelSpec) -> Iterator[str]:
             for op in block.operators
             if op.weight
         )
-        for name in asked.nested:
+        for name in policy.nested:
             indices = [
                 i
                 for i, op in enumerate(block.operators)
-                if _owner(op, block.path, asked.nested) == name
+                if _owner(op, block.path, policy.nested) == name
             ]
             operators = tuple(block.operators[i] for i in indices)
             read = replace(block, operators=operators).free_inputs

@@ -73,7 +73,7 @@ def _why(row: Table, better: str, fitted: Fit) -> str:
     if row["verdict"] == "OOM":
         return f"OOM: needs {needed} of {capacity}; the peak is in {row['peak_at']}."
     if row["verdict"] == "TIGHT":
-        return f"TIGHT: needs {needed} of {capacity}; {row['running'] or 'it may not have room'}."
+        return f"TIGHT: needs {needed} of {capacity}; {row['running'] or 'room is uncertain'}."
     if better:
         return f"No better than {better}: that needs, sends and takes no more."
     if fitted.recommended is None:

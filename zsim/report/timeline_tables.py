@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from zsim.analysis.exposure import exposed_stretches, idle_stretches, shares_of
+from zsim.analysis.exposure import exposed_intervals, idle_intervals, shares_of
 from zsim.analysis.why import CriticalOp, Why
 from zsim.engine.timeline import Times
 from zsim.io.units import counted
@@ -46,10 +46,10 @@ class Words:
 
 def timelines(sides: Sequence[ReportSide]) -> Table:
     """The timelines of all sides on one axis."""
-    what, reasons = Words(), Words()
+    labels, reasons = Words(), Words()
     reasons.number("")
     ranks = [
-        _rank(number, side, rank, what, reasons)
+        _rank(number, side, rank, labels, reasons)
         for number, side in enumerate(sides)
         for rank in side.record.ranks[:MOST_RANKS]
         if rank.spans
@@ -63,7 +63,7 @@ def timelines(sides: Sequence[ReportSide]) -> Table:
                 track["spans"] = merged(track["spans"], width)
     left = sum(max(0, len(side.record.ranks) - MOST_RANKS) for side in sides)
     return {
-        "ranks": ranks, "what": what.table(), "reasons": reasons.table(), "end_ns": longest,
+        "ranks": ranks, "what": labels.table(), "reasons": reasons.table(), "end_ns": longest,
         "merged_below_ns": width, "ranks_left_out": left,
     }
 
@@ -94,7 +94,7 @@ def _end(rank: Table) -> int:
     return max((row[END] for track in rank["tracks"] for row in track["spans"]), default=0)
 
 
-def _rank(number: int, side: ReportSide, rank: RankRun, what: Words, reasons: Words) -> Table:
+def _rank(number: int, side: ReportSide, rank: RankRun, labels: Words, reasons: Words) -> Table:
     ops, times = ops_of(rank.spans), _times(rank.spans)
     why = side.step.why(rank.rank) if side.step else None
     exposed = _exposed(ops, times, why)
@@ -106,7 +106,7 @@ def _rank(number: int, side: ReportSide, rank: RankRun, what: Words, reasons: Wo
             ns, reason = exposed.get(index, (0, ""))
             key = (span.kind, span.unit, span.nbytes if span.group else 0, span.group)
             rows.setdefault(span.stream, []).append([
-                span.start_ns, span.end_ns, what.number(key), ns, reasons.number(reason),
+                span.start_ns, span.end_ns, labels.number(key), ns, reasons.number(reason),
                 int(index in critical), 1,
             ])
     streams = sorted(rows, key=lambda name: _order(name, COMPUTE_FIRST))
@@ -115,7 +115,7 @@ def _rank(number: int, side: ReportSide, rank: RankRun, what: Words, reasons: Wo
     return {
         "side": number, "label": f"rank {rank.rank}{alike}",
         "tracks": [{"stream": name, "spans": sorted(rows[name])} for name in streams],
-        "exposed": [list(stretch) for stretch in exposed_stretches(ops, times)],
+        "exposed": [list(interval) for interval in exposed_intervals(ops, times)],
         "path": list(_path(path, places)),
     }
 
@@ -148,7 +148,7 @@ def _times(spans: Sequence[Span]) -> Times:
 def _exposed(ops: Sequence[Op], times: Times, why: Why | None) -> Mapping[int, tuple[int, str]]:
     """Exposed nanoseconds of each collective by op, and why where that is known."""
     if why is None:
-        idle = list(idle_stretches(ops, times))
+        idle = list(idle_intervals(ops, times))
         return {op.index: (ns, "") for op, ns in shares_of(ops, times, idle) if ns}
     return {
         each.op.index: (

@@ -87,11 +87,11 @@ def _rings(program: Program, shown: list[int]) -> Iterator[tuple[str, tuple[int,
     )
     drawn = set(shown)
     for name in names:
-        seen: set[int] = set()
+        known: set[int] = set()
         for rank in shown:
-            if rank not in seen:
+            if rank not in known:
                 members = program.mesh.group(name, rank)
-                seen.update(members)
+                known.update(members)
                 ring = tuple(member for member in members if member in drawn)
                 if len(ring) > 1:
                     yield name, ring

@@ -97,7 +97,7 @@ class RunOptions:
         if self.module is not None and self.emulated_on is not None:
             raise ArgumentError(
                 where="compute emulated", expected="a model of the scenario",
-                found="an own module, in which there are no timers", remedy="leave one of them out",
+                found="your own module, which has no timers", remedy="leave one of them out",
             )
         require_seconds(self.timeout_s, where="timeout_s")
 

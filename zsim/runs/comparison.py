@@ -119,10 +119,10 @@ class Comparison:
             status: sum(check.status == status for check in self.checks)
             for status in ("ok", "failed", "unsupported")
         }
-        told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        texts = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         return (
             f"<Comparison of {self.measured.scenario}: {self.predicted.backend} against "
-            f"{self.measured.backend} {self.agreement}; {told}>"
+            f"{self.measured.backend} {self.agreement}; {texts}>"
         )
 
 

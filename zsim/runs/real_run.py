@@ -116,8 +116,11 @@ def measure(
     backend: Backend, capabilities: Capabilities, scenario: Scenario, options: RunOptions
 ) -> RunRecord:
     """The record that a real `backend` makes of `scenario`, incomplete where its step is meant not
-    to end; ZsimError where it simulates all the same, or where the Program breaks a law, which
-    might hang its ranks."""
+    to end.
+
+    ZsimError if the backend simulates all the same, or if the Program breaks a law: ranks might
+    hang.
+    """
     require_lawful(scenario, device=capabilities.device)
     record = observe_until_meant_end(backend, capabilities, scenario, options)
     if record.interpreter == "simulator":

@@ -99,7 +99,7 @@ def find(name: str, *, where: str = "backend") -> Backend:
 def capabilities(backend: Backend) -> Capabilities:
     """The backend's Capabilities; BackendError where it breaks down or returns something else."""
     answer: object = None
-    with _broken_down(backend, "what it can see"), _on_standard_error():
+    with _broken_down(backend, "its capabilities"), _on_standard_error():
         answer = backend.capabilities()
     if not isinstance(answer, Capabilities):
         raise BackendError(
@@ -166,9 +166,9 @@ def _broken_down(backend: Backend, expected: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        told = f"{type(error).__name__}: {str(error)[:300]} ({frame.filename}, line {frame.lineno})"
+        text = f"{type(error).__name__}: {str(error)[:300]} ({frame.filename}, line {frame.lineno})"
         raise BackendError(
-            where=f"backend {backend.name}", expected=expected, found=told, remedy=DEFECT
+            where=f"backend {backend.name}", expected=expected, found=text, remedy=DEFECT
         ) from error
 
 

@@ -40,7 +40,7 @@ class DeviceMemory:
     """Bytes of the device that the scenario needs, with all that torch does not count.
 
     `verdict` is FITS, TIGHT or OOM. The true need is expected between `low_bytes` and `high_bytes`.
-    Where all that torch caches has no room, a steady step gives it back `releases_per_step` times,
+    Without room for all of torch's cache, a steady step gives it back `releases_per_step` times,
     which takes `released_ns` of the step; None where the step is not expected to run.
     """
 
@@ -99,8 +99,8 @@ class Run:
 
         An OOM that the scenario expects (`fits = false`) is no failure.
         """
-        told = any(item.name == "fits" for item in self.expectations)
-        room = told or self.fits is not False
+        judged = any(item.name == "fits" for item in self.expectations)
+        room = judged or self.fits is not False
         held = all(item.ok is not False for item in self.expectations)
         return self.record.complete and held and room
 

@@ -1,4 +1,4 @@
-"""Figures of a Run that know it, so that a test which fails on one can say why.
+"""Figures of a Run that know their Run, so that a failing test can say why.
 
 Each is the plain number that it was: an int of bytes, of nanoseconds or of collectives, a float.
 """

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
-from errno import EINVAL
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,9 +37,9 @@ def dump(run: RunRecord) -> str:
 
 
 def _ranks(ranks: tuple[RankRun, ...]) -> Iterator[dict[str, Any]]:
-    seen: dict[tuple[int, int], int] = {}
+    numbers: dict[tuple[int, int], int] = {}
     for rank in ranks:
-        first = seen.setdefault((id(rank.phases), id(rank.spans)), rank.rank)
+        first = numbers.setdefault((id(rank.phases), id(rank.spans)), rank.rank)
         left_out: tuple[str, ...] = ("cache",) if rank.cache is None else ()
         if first == rank.rank:
             own, like = _plain(rank), {}
@@ -70,11 +69,11 @@ def _json(path: Path) -> dict[str, Any]:
     """The table in the file."""
     try:
         if path.is_fifo() or path.is_char_device():  # which may never end
-            raise OSError(EINVAL, "a pipe or a device")
+            raise OSError
         with path.open("rb") as file:
             table = loads(file.read(MAX_SAVED_BYTES))
     except OSError as error:
-        raise _no_run(str(error.strerror)) from None
+        raise _no_run(files.obstacle(path, error)) from None
     except TwiceError as error:
         raise _no_run(str(error)) from None
     except (ValueError, RecursionError):

@@ -260,14 +260,14 @@ def _with_host(
     offloads = any(op.host for op in program.construction)
     if not offloads and not any(op.host for op in program.steady):
         return memory
-    records, told = replay_host(program), dict(memory)
+    records, changed = replay_host(program), dict(memory)
     for phase, record in memory.items():
         if record.held:
             host = records[phase]
-            seen = {OFFLOADED: host.end_bytes} if offloads else {}
-            seen |= {SAVED: host.saved_bytes} if host.saved_bytes else {}
-            told[phase] = replace(record, held={**record.held, **seen})
-    return told
+            host_bytes = {OFFLOADED: host.end_bytes} if offloads else {}
+            host_bytes |= {SAVED: host.saved_bytes} if host.saved_bytes else {}
+            changed[phase] = replace(record, held={**record.held, **host_bytes})
+    return changed
 
 
 def _record(op: Op, mesh: Mesh) -> CollectiveRecord:

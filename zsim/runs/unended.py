@@ -57,8 +57,7 @@ def is_meant(scenario: Scenario) -> bool:
 
 
 def expected(scenario: Scenario, error: Exception, *, backend: str) -> UnendedRun | None:
-    """The step that `error` has ended, where its scenario expects that; None for another error, as
-    of ranks that break down before the step with faults."""
+    """Unended step of `error`, if the scenario expects one; None for an error before that step."""
     if not (is_meant(scenario) and isinstance(error, UnendedRunError | IncompleteRunError)):
         return None
     if not any("first" in rank.phases for rank in error.run.ranks):

@@ -35,7 +35,7 @@ def time_by_unit(rank: RankRun, step_ns: int) -> dict[str, int]:
 
 
 def _moments(spans: Sequence[Span], step_ns: int) -> Iterator[tuple[str, int]]:
-    """Each stretch in which the same spans run: its unit, and its nanoseconds."""
+    """Each interval in which the same spans run: its unit, and its nanoseconds."""
     ends = {end for span in spans for end in (span.start_ns, span.end_ns)}
     running: list[Span] = []
     following = 0

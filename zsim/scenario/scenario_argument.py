@@ -19,7 +19,7 @@ def require_scenario(scenario: object) -> None:
         if isinstance(scenario, str | PathLike)
         else "zsim.Scenario(**tables) makes one"
         if isinstance(scenario, Mapping)
-        else "its `scenario` is one"
+        else "take its `scenario`"
         if isinstance(getattr(scenario, "scenario", None), Scenario)
         else "zsim.load or zsim.Scenario makes one"
     )

@@ -55,10 +55,9 @@ def model_problems(
 ) -> Iterator[str]:
     """Refusals of torch for `model`, one line each, the scenario's key first."""
     if model.left_out and not options.find_unused_parameters:
-        key, what, mend = _left_out(model)
+        key, cause, mend = _left_out(model)
         yield (
-            f"{key}: DDP waits for a gradient of each parameter that needs one, and {what} one: "
-            f"torch raises "
+            f"{key}: DDP waits for a gradient of each parameter, and {cause} one: torch raises "
             f'"Expected to have finished reduction in the prior iteration" in the second forward; '
             f'{mend}, or use fsdp2'
         )

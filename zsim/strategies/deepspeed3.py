@@ -131,7 +131,7 @@ def forward_backward(
 
 
 def num_distinct_ranks(model: ModelSpec, mesh: Mesh) -> int:
-    """All of them at most: shards of the last ranks may be empty."""
+    """Number of ranks with distinct shards, at most: shards of the last ranks may be empty."""
     return mesh.dp_shard
 
 

@@ -7,8 +7,8 @@ gathered when a gradient of its output arrives, or while the one after it runs (
 It is freed and reduced once all its gradients are one.
 
 The split into views, made with the all-gather of forward, is the first node of a block and so its
-last in backward. A gather that forward prefetches makes that node before the block that runs. So
-in backward it comes after that block too. A unit that runs again is gathered again in forward, with
+last in backward. A gather that forward prefetches makes that node before the running block. So in
+backward it comes after that block too. A unit that runs again is gathered again in forward, with
 views of its own, and once in backward. Frozen parameters are gathered and reduced with trained ones
 of their unit; a unit of nothing else is never reduced. Observed on torch 2.13; see
 torch/distributed/fsdp, and flat_parameter/hooks.py for the order.
@@ -101,9 +101,9 @@ def model_problems(
         ):
             yield (
                 f"frozen: expected all parameters of {unit.fqn} frozen or all trained, found both; "
-                f"torch refuses that (Must flatten tensors "
-                "with uniform `requires_grad` when `use_orig_params=False`); use "
-                "strategy.use_orig_params = true, or freeze the whole unit"
+                'torch refuses that ("Must flatten tensors with uniform `requires_grad` when '
+                '`use_orig_params=False`"); use strategy.use_orig_params = true, or freeze the '
+                "whole unit"
             )
             return
 
@@ -112,15 +112,13 @@ def _traced_problems(model: TracedModel) -> Iterator[str]:
     """Refusals of traces that lack what views of one flat parameter would do."""
     if model.not_in_loss:
         yield (
-            f"model.traced: the loss does not depend on {model.not_in_loss[0]}: a trace has no "
-            f"gradients of such parameters, which views "
-            "of one flat parameter get; use fsdp2, or drop the parameter"
+            f"model.traced: the loss does not depend on {model.not_in_loss[0]}, and a trace lacks "
+            "the gradient that FSDP1 makes for it; use fsdp2, or drop the parameter"
         )
     if model.partly_frozen:
         yield (
-            "frozen: a trace has no gradients of frozen parameters, which views of one flat "
-            f"parameter get where others of {model.partly_frozen[0]} are trained; freeze whole "
-            "units, or use fsdp2"
+            f"frozen: {model.partly_frozen[0]} is frozen in part, and a trace lacks the gradients "
+            "that FSDP1 makes for it; freeze whole units, or use fsdp2"
         )
     if model.autocast != "none":
         yield (

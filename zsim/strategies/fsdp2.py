@@ -86,15 +86,15 @@ def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str
             "optimizer.implementation: torch 2.13 has no fused SGD for sharded parameters; use "
             "foreach or for-loop"
         )
-    asked = options.reshard_after_forward
+    resharding = options.reshard_after_forward
     if (
-        isinstance(asked, int)
-        and not isinstance(asked, bool)
-        and (asked < 1 or mesh.dp_shard % asked)
+        isinstance(resharding, int)
+        and not isinstance(resharding, bool)
+        and (resharding < 1 or mesh.dp_shard % resharding)
     ):
         yield (
             f"strategy.reshard_after_forward: expected a divisor of dp_shard = {mesh.dp_shard}, "
-            f"found {asked}"
+            f"found {resharding}"
         )
 
 
@@ -106,18 +106,17 @@ def model_problems(
     yield from traced_problems(model)
     if model.unused and accumulates:
         yield (
-            "model.unused: torch 2.13 looks for the gradient of a block that never ran "
-            "(AttributeError: _unsharded_param) where "
-            'sync = "last" keeps gradients in another reduce dtype; use sync = "every" or one '
-            "dtype for both"
+            "model.unused: torch 2.13 raises AttributeError (_unsharded_param) there where "
+            'sync = "last" keeps gradients in another reduce dtype; use sync = "every", or '
+            "one dtype"
         )
     recomputed = checkpointing.applies_to(model) if checkpointing.save and model.nested else ()
     for block in sorted(recomputed):
         early = _recomputed_early(model, block, options)
         if early:
             yield (
-                "activation_checkpointing.save: expected no nested unit that is recomputed before "
-                f"its own backward, found {', '.join(early)}; torch 2.13 fails there "
+                "activation_checkpointing.save: expected nested units recomputed in their own "
+                f"backward, found {', '.join(early)}; torch 2.13 fails there "
                 '("profiler._record_function_enter_new … encountered during backward but not '
                 'found in storage"); use mode = "full", or other wrapping.nested units'
             )

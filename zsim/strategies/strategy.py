@@ -72,7 +72,7 @@ def _each_by_itself(options: Any, numels: Sequence[int], num_shards: int) -> Seq
     return range(len(numels))
 
 
-def _nothing_pinned(*given: object) -> int:
+def _nothing_pinned(*arguments: object) -> int:
     return 0
 
 
@@ -177,8 +177,8 @@ class Strategy:
     shards_more: str = ""
     """The strategy that shards one state more: the next stage of ZeRO."""
     over_all_ranks: str = ""
-    """The strategy that shards over all ranks, where this one can keep replicas; itself where it
-    does both."""
+    """The strategy that shards over all ranks, if this one can keep replicas; itself if it does
+    both."""
     saves_memory: tuple[OptionValue, ...] = ()
     """Options that trade time for memory."""
     keeps_gathered: tuple[OptionValue, ...] = ()

@@ -140,14 +140,14 @@ def _last_users(
     """
     paths = {module.fqn: module.path for module in model.training.model.modules}
     rounds: list[list[LoweredModule]] = [[]]
-    seen: set[str] = set()
+    known: set[str] = set()
     for module in modules:
         path = paths[module.fqn]
-        if path in seen and path != paths[rounds[-1][-1].fqn]:
+        if path in known and path != paths[rounds[-1][-1].fqn]:
             rounds.append([])
-            seen = set()
+            known = set()
         rounds[-1].append(module)
-        seen.add(path)
+        known.add(path)
     last = [model.last_users(turn) for turn in rounds]
     return {
         module.fqn: _sharded(users[module.fqn])

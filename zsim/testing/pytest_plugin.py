@@ -67,8 +67,8 @@ def _dest(name: str) -> str:
 
 def _text(config: pytest.Config, name: str) -> str:
     """The value of an option, of the command line or else of the ini file; "" for none."""
-    given = config.getoption(_dest(name))
-    return str(config.getini(_dest(name)) or "") if given is None else str(given)
+    option = config.getoption(_dest(name))
+    return str(config.getini(_dest(name)) or "") if option is None else str(option)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -115,8 +115,8 @@ def _named(config: pytest.Config) -> list[str]:
     if NAMED not in config.stash:
         from zsim.testing.plugin.scenario_items import named
 
-        told = getattr(config, "workerinput", {}).get("zero_named")
-        config.stash[NAMED] = named(config) if told is None else told
+        names = getattr(config, "workerinput", {}).get("zero_named")
+        config.stash[NAMED] = named(config) if names is None else names
     return config.stash[NAMED]
 
 

@@ -82,8 +82,8 @@ class Baselines:
         same = [each for each in near if _fingerprint(each[1]) == _fingerprint(run.record)]
         path, record = (same or near)[0]
         growths = tuple(self._growths(record, run))
-        seen = {growth.name for growth in growths}
-        unseen = tuple(limit.name for limit in self.limits if limit.name not in seen)
+        measured = {growth.name for growth in growths}
+        unseen = tuple(limit.name for limit in self.limits if limit.name not in measured)
         return Held(path=path, growths=growths, unseen=unseen, edited=not same)
 
     def _growths(self, record: RunRecord, run: Run) -> Iterator[Growth]:

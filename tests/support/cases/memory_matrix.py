@@ -427,7 +427,7 @@ def _is_refused(text: str) -> bool:
 
 @cache
 def matrix() -> tuple[str, ...]:
-    """All draws; the strategies take turns, so that any stretch of it has each of them."""
+    """All draws; the strategies take turns, so that any part of it has each of them."""
     pairs = [
         (name, ranks) for ranks in NUM_RANKS for name in WITH_TRACED
         if (name, ranks) != ("fsdp1", 1)

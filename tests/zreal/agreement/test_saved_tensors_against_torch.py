@@ -97,7 +97,7 @@ def test_torch_s_own_hook_copies_parameters_and_inputs_too() -> None:
             nn.functional.gelu(linear(x)).sum().backward()
         return sum(sizes)
 
-    hook = SavedTensorsHook(what="saved_tensors")
+    hook = SavedTensorsHook(tensors="saved_tensors")
     own = HostSaving(model=linear, hook=hook, uncounted=nullcontext)
     context = own.around_forward([x])
     assert isinstance(context, torch.autograd.graph.saved_tensors_hooks)

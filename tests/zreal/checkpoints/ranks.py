@@ -116,7 +116,7 @@ def metered(storage: MeteredWriter | MeteredReader) -> Iterator[None]:
 
 
 def saved(subject: Subject, folder: Path, group: dist.ProcessGroup) -> dict[str, Any]:
-    """The files that `dcp.save` writes, by rank, and the tensors that it makes for that."""
+    """The files that `dcp.save` writes, by rank, and the tensors that it makes meanwhile."""
     state = _state(subject)
     writer = MeteredWriter(folder, state)
     dcp.save(state, storage_writer=writer, process_group=group)

@@ -108,7 +108,7 @@ def test_a_rank_that_the_system_kills_is_named_and_the_rest_is_kept(
     launch = SRUN.replace("{worker}", f"{sys.executable} {killer} {own / 'rank-1.json'} {{worker}}")
     assert validated(TWO, launch=launch, folder=tmp_path) == 1
     error = capsys.readouterr().err
-    assert "rank 1: expected every rank to finish, found it did not end, and" in error
+    assert "rank 1: expected every rank to finish, found no end, and" in error
     assert f"see {own / 'launcher.log'}" in error
     assert "marked incomplete" in error
     written = {file: file.read_bytes() for file in own.glob("rank-*.json")}

@@ -75,7 +75,7 @@ def test_a_rank_killed_on_the_second_node_is_named(
 ) -> None:
     assert validated(tmp_path, fault=9) == 1
     error = capsys.readouterr().err
-    assert "rank 3: expected every rank to finish, found it did not end, and" in error
+    assert "rank 3: expected every rank to finish, found no end, and" in error
     assert "marked incomplete" in error
 
 

@@ -22,7 +22,7 @@ SIZES = Sizes(Batch(micro_batch=SEQUENCES, sequence_length=LENGTH), 4, "cuda")
 
 
 class Traffic(TorchDispatchMode):
-    """Bytes that calls which move anything read and write, of tensors that are no tables."""
+    """Bytes that moving calls read and write, of tensors other than tables."""
 
     KERNELS = ("mul", "sub", "add", "neg", "cat")
 

@@ -57,7 +57,7 @@ def test_buffers_and_plain_tensors_are_those_of_a_whole_build() -> None:
 @pytest.mark.parametrize(("make", "reason"), [
     (Loaded, "own has values of its own, as loaded weights have"),
     (lambda: nn.Linear(64, int(torch.ones(64, 64).sum().item())), "item"),
-    (lambda: Kept(), "it keeps a parameter in a plain attribute"),
+    (lambda: Kept(), "the module keeps a parameter in a plain attribute"),
 ])
 def test_a_build_that_needs_values_is_no_one_for_the_meta_device(
     make: Callable[[], nn.Module], reason: str

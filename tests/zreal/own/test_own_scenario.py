@@ -277,7 +277,7 @@ def test_no_timers_take_the_place_of_a_users_module(
 ) -> None:
     file, emulated = scenario(tmp_path, '"ddp"'), ["--compute", "emulated", "--testbed", "2x1gbit"]
     assert main(["validate", file, "--module", f"{OWN}perceptron", *emulated]) == 2
-    assert "found an own module, in which there are no timers" in capsys.readouterr().err
+    assert "found your own module, which has no timers" in capsys.readouterr().err
 
 
 def test_a_users_module_is_run_without_a_comparison(

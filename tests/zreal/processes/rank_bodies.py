@@ -89,8 +89,7 @@ def slow(_: object, *, progress: Say, **more: object) -> None:
 def ending_the_server(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, progress: Say, keep: Keep
 ) -> None:
-    """Rank 0 sends the process that all ranks were forked from a signal, and ends where that is
-    stopped."""
+    """Rank 0 sends the fork server a signal, and ends if the server is stopped."""
     progress("all_reduce #4 of 8 B over world")
     store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False)
     store.set(f"rank {rank}", "has said it")

@@ -144,7 +144,7 @@ def test_a_killed_fork_server_is_what_is_named_and_the_next_launch_starts_anothe
 
     assert error.value.where == "the fork server"
     assert error.value.found == (
-        "it was killed by SIGKILL (often the system's out-of-memory killer), and ranks [0, 1] "
+        "a server killed by SIGKILL (often the system's out-of-memory killer), and ranks [0, 1] "
         "with it; "
         "ranks [0, 1] at all_reduce #4 of 8 B over world"
     )
@@ -161,7 +161,7 @@ def test_a_stopped_fork_server_is_named_before_it_starts_a_rank_and_replaced() -
 
     assert error.value.where == "the fork server"
     assert error.value.found == (
-        "it was stopped (as by SIGSTOP or a debugger), and was ended, before rank 0 of 2 was "
+        "a server stopped (as by SIGSTOP or a debugger), and ended, before rank 0 of 2 was "
         "started"
     )
     assert launch(f"{BODIES}:fine", {"given": 1}, world_size=1, timeout_s=FAR_S)[0]["given"] == 1
@@ -174,7 +174,7 @@ def test_a_fork_server_that_is_stopped_while_ranks_run_is_named_with_the_roll_ca
 
     assert error.value.where == "the fork server"
     assert error.value.found == (
-        "it was stopped (as by SIGSTOP or a debugger), and was ended, and ranks [0, 1] with it; "
+        "a server stopped (as by SIGSTOP or a debugger), and ended, and ranks [0, 1] with it; "
         "ranks [0, 1] at all_reduce #4 of 8 B over world"
     )
 
@@ -225,9 +225,8 @@ def test_a_fork_server_that_crashes_before_it_has_started_a_rank_is_named_with_i
 
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "zsim: the fork server: expected the process that starts ranks, and that tells how they "
-        "end, to live until all are done, "
-        "found it was killed by SIGSEGV, before rank 0 of 2 was started; "
+        "zsim: the fork server: expected the process that starts ranks to live until all are "
+        "done, found a server killed by SIGSEGV, before rank 0 of 2 was started; "
         "find out what stopped or ended it; by itself it only loads torch, as `python -c "
         "'import torch'` does"
     )
@@ -262,7 +261,7 @@ def test_ranks_that_train_the_reference_are_slow_and_do_not_hang(
     with pytest.raises(LaunchError) as error:
         launch(f"{BODIES}:alone", {}, world_size=2, timeout_s=4)
     assert error.value.where == "ranks [0, 1]"
-    assert error.value.found.startswith("a run that is slow and does not hang: its steps are "
+    assert error.value.found.startswith("a run that is slow and does not hang: steps are "
                                         "over, and ranks are at the single-process")
 
 

@@ -73,7 +73,7 @@ def test_a_failed_run_is_saved_with_the_phases_that_had_ended_and_never_agrees(
     said = capsys.readouterr().err
     assert CAUSES[cause] in said
     assert "all_gather #1 of " in said  # the last that rank 1 entered
-    assert f"what the ranks had ended until then is in {measured}, marked incomplete" in said
+    assert f"phases that ranks had ended are in {measured}, marked incomplete" in said
     run = saved.load(measured)
     assert (run.complete, run.world_size, run.backend) == (False, 2, "gloo")
     assert run.failure.split(";")[0] in said

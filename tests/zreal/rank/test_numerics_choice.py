@@ -21,7 +21,7 @@ def scenario(model: str = "gpt-tiny", *, optimizer: str = "adamw") -> Scenario:
 
 def choice(case: Scenario, *, asked=None, timeout_s: float = 120.0):
     return numerics_choice.choose_numerics(
-        case, asked=asked, backend="gloo", processes=4, timeout_s=timeout_s, device="cpu"
+        case, requested=asked, backend="gloo", processes=4, timeout_s=timeout_s, device="cpu"
     )
 
 

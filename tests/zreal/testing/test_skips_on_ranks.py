@@ -151,7 +151,7 @@ def test_without_the_marker(rank):
     assert [report.longreprtext.splitlines()[-1][:80] for report in reports.values()][:3] == [
         "marker ranks: expected a plain function, found a coroutine; call asyncio.run in ",
         "marker ranks: expected a function or a method of a plain class, found one of a u",
-        "marker ranks: expected no marker zero beside it, found both; ranks runs the body",
+        "marker ranks: expected no marker zero beside it, found both; make two tests: zer",
     ]
     assert (
         "rank.index: expected the marker ranks(n) at the test, found none; @pytest.mark.ranks(2)"

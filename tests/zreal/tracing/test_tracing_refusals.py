@@ -107,7 +107,7 @@ def keeps(module: Any, x: Tensor) -> Tensor:
      "layers.0: expected units that run one after another, or in the one they are part "
      "of, found a run of it inside root"),
     (lambda: Plain(), ["layers"],
-     "layers: expected every unit to run in forward, found it did not run"),
+     "layers: expected every unit to run in forward, found a unit that did not run"),
     (tied, None,
      "weight: expected a parameter of one unit, found one tied between layers.0 "
      "and layers.2"),

@@ -485,7 +485,7 @@ def test_of_what_was_not_tried_nothing_is_said(
     assert main(["show", "--memory", str(path)]) == 0
     streams = capsys.readouterr()
     assert "OOM: needs" in streams.out
-    assert "what would help is not computed" in streams.err
+    assert "changes are not simulated" in streams.err
     assert "nothing fits" not in streams.out
     assert "each planned and simulated again" not in streams.out
 
@@ -529,7 +529,8 @@ def test_every_step_time_has_its_band_that_zsim_run_gives_it(
     printed_lines = " ".join(capsys.readouterr().out.split())
     low, high = (format_time(ns) for ns in times[1][1])
     assert f" a step, {format_time(times[1][0])} ({low} to {high}); then" in printed_lines
-    assert printed_lines.count(f"what would help, each planned and simulated again; {SURER}") == 1
+    heading = f"changes that save memory, each planned and simulated again; {SURER}"
+    assert printed_lines.count(heading) == 1
 
 
 @pytest.mark.parametrize(

@@ -376,7 +376,7 @@ def test_where_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no_batc
     assert lines[-5:] == [
         "fully overlapped: 0.3 % of the step is exposed, plus 3.0 % at its ends, which cannot "
         "overlap; a larger micro-batch spreads these over more tokens",
-        f"what would make the ends shorter (now {speed(proposals.now)}):",
+        f"changes that shorten the ends (now {speed(proposals.now)}):",
         f"    {apart.label:<34}  {apart.inside:.1%} exposed + {apart.at_ends:.1%} at the "
         f"ends; ".replace("%", " %") + speed(apart),
         f"    {links.label:<34}  0.0 % exposed + 0.8 % at the ends; {speed(links)}",

@@ -76,7 +76,7 @@ def test_delays_of_single_ops_have_no_closed_form_and_hide_in_part() -> None:
 
 
 def test_what_has_no_jitter_or_is_too_much_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="expected a jitter, of whose seeds to tell, found no"):
+    with pytest.raises(ArgumentError, match="expected a jitter fault, found no"):
         zsim.jitter(MLP)
     with pytest.raises(ArgumentError, match=r"seeds: expected a whole number from 1 to 10,000"):
         zsim.jitter(jittery(4), seeds=0)

@@ -32,5 +32,5 @@ def test_who_lets_adamw_step_fp16_is_warned(
     lines = cautions(parse(text.encode(), where="half.toml"))
     warnings = [line for line in lines if "fp16" in line]
     assert bool(warnings) is warned
-    assert all(line.startswith("adamw steps fp16 parameters themselves, as zero_redundancy keeps "
-                               "no master copy") for line in warnings)
+    assert all(line.startswith("adamw steps fp16 parameters, without a master copy in "
+                               "zero_redundancy") for line in warnings)

@@ -1,5 +1,5 @@
-"""Gradients of which a traced model says when they are accumulated, and that are copied: in a file,
-in a plan, and where it lies."""
+"""Gradients that a traced model marks as accumulated or copied: in a file, in a plan, and in false
+files."""
 
 from __future__ import annotations
 

@@ -426,7 +426,7 @@ def test_links_pipes_and_closed_folders_are_skipped_by_name(
         each.source: each.reason.partition(",")[0].partition(":")[0] for each in read.skipped
     } == {
         "gone.csv": "a link to a file that is not here", "linked": "a link to a folder",
-        "zero.csv": "no plain file", "pipe.csv": "no plain file",
+        "zero.csv": "a pipe or a device", "pipe.csv": "a pipe or a device",
         "closed": "a folder that cannot be listed",
     }
 

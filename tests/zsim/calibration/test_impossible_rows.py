@@ -67,7 +67,7 @@ def test_a_step_is_no_shorter_than_the_bytes_of_its_collectives(tmp_path: Path) 
     report = accuracy.accuracy(tmp_path)
     assert [row.line for row in report.rows] == [2]
     (row,) = report.impossible
-    assert (row.line, row.what) == (3, "step")
+    assert (row.line, row.label) == (3, "step")
     assert row.least > row.measured
 
 

@@ -53,8 +53,16 @@ def test_json_has_scenario_ignored_and_assumed(config, capsys):
     (["import", "deepspeed"], "expected a file of deepspeed, found none"),
     (["import", "kineto", "x.json", "--model", "gpt-tiny"], "--model: expected no such option"),
     (["import", "deepspeed", "x.json", "--save", "run.json"], "--save: expected no such option"),
-    (["import", "nowhere.json"], "file not found"),
-    (["import", "deepspeed", "nowhere.json"], "file not found"),
+    (["import", "nowhere.json"], "nowhere.json: no such file"),
+    (["import", "nowhere"], "nowhere: no such file"),
+    (["import", "deepspeed", "nowhere"], "nowhere: no such file"),
+    (["import", "kineto", "nowhere"], "found no such file"),
+    (["explain", "nowhere"], "found no such file"),
+    (["accuracy", "nowhere"], "found no such file"),
+    (["calibrate", "--from", "nowhere"], "found no such file"),
+    (["compare", "nowhere", "nowhere"], "found no such file"),
+    (["sweep", "nowhere"], "found no such file"),
+    (["show", "nowhere"], "nowhere: no such file"),
     (["import", "deepspeed", "x.json", "--set", "mine"], "expected KEY=VALUE"),
 ])
 def test_usage_that_cannot_work_is_refused(arguments, said, capsys):

@@ -327,7 +327,7 @@ strategy = { name = "hsdp", dp_replicate = 2, dp_shard = 12 }
     (["run", FSDP2, "--bogus"], 2, "usage: zsim run "),
     (["run", FSDP2, "--bogus"], 2, "unknown option --bogus"),
     (["validate", FSDP2, "--backend", "fake"], 2, "unknown option --backend fake; "
-                                                  "it is an option of run, calibrate\n"),
+                                                  "an option of run, calibrate\n"),
     (["validate", FSDP2, "--compute", "emulate"], 2,
      "zsim: --compute: expected one of real, emulated, found 'emulate'; did you mean "
      "emulated?\n"),

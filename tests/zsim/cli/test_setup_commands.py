@@ -98,7 +98,7 @@ def test_doctor_tells_what_runs_and_how_to_get_the_rest(capsys):
     installed = {each["name"]: each for each in told["extras"]}
     assert installed["test"]["packages"]["hypothesis"]["installed"]
     assert main(["doctor"]) == 0
-    assert "what can run here" in capsys.readouterr().out
+    assert "backends that run here" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("typed", "completed"), [

@@ -74,14 +74,6 @@ def test_axolotls_fsdp_is_the_first_unless_it_says_so(tmp_path):
     assert second.scenario.tables["precision"] == {"parameters": "bf16", "reduce": "bf16"}
 
 
-def test_a_dropped_key_of_fsdp_is_found_in_either_spelling(tmp_path):
-    fsdp = ("fsdp: [full_shard]", "fsdp_config:", "  fsdp_offload_params: true")
-    with pytest.raises(ScenarioError, match="--drop fsdp_config.offload_params keeps param"):
-        config(tmp_path, AXOLOTL, *fsdp)
-    result = config(tmp_path, AXOLOTL, *fsdp, dropped=("fsdp_config.offload_params",))
-    assert result.scenario.strategy == "fsdp1"
-
-
 def test_llama_factory_checkpoints_and_keeps_float32_unless_it_says_so(tmp_path):
     tables = config(tmp_path, FACTORY).scenario.tables
     assert tables["activation_checkpointing"] == {"mode": "full"}

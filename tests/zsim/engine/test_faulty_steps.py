@@ -201,6 +201,6 @@ def test_jitter_of_steps_lengthens_a_step_by_the_largest_draw() -> None:
 
 def test_jitter_of_ops_lengthens_each_stretch_between_collectives_by_the_largest() -> None:
     jitter = Jitter(mean_ns=1000, each="op", seed=5)
-    stretches = [[draw_ns(jitter, rank=rank, op=op) for rank in (0, 1)] for op in (0, 2, 4)]
+    delays = [[draw_ns(jitter, rank=rank, op=op) for rank in (0, 1)] for op in (0, 2, 4)]
     timeline = simulated(jitter, base=step(mesh=TWO))
-    assert timeline.step_time_ns == 210 + sum(map(max, stretches))
+    assert timeline.step_time_ns == 210 + sum(map(max, delays))

@@ -79,8 +79,7 @@ def test_so_it_is_when_the_host_waits_for_room_in_its_launch_queue(name, launch_
 
 
 def test_a_host_is_never_farther_ahead_than_its_launch_queue_allows():
-    """Kernels that are launched and not over are never more than the queue holds, where every op
-    has fewer than that."""
+    """Launched kernels that are not over never exceed the queue, where every op has fewer."""
     program, costs = planned("published/llama-3-8b-8-h100")
     ops = [op for op in program.ranks[0].steady if op.stream == "compute" and op.kernels]
     room = 2 * max(len(op.kernels) for op in ops)

@@ -59,14 +59,14 @@ def with_numerics(**more: Any) -> Callable[[RankRun], RankRun]:
     (remembering(held={"gradients": -5}), "sizes are possible: rank 0: steady: -5 B of memory"),
     (remembering(timeline=(("here", -1),)), "sizes are possible: rank 0: steady: -1 B of memory"),
     (lambda rank: replace(rank, stands_for=-5),
-     "real ranks stand for themselves: rank 0: it stands for -5 ranks"),
+     "real ranks stand for themselves: rank 0: stands for -5 ranks"),
     (with_numerics(),
      "numerics tell every step: rank 0: numerics of 1 steps, though there is a "
      "steady one after the first"),
     (with_numerics(steps=3),
      "numerics tell every step: rank 0: 1 losses and 1 of the reference for 3 steps"),
     (lambda rank: replace(rank, stands_for=1),
-     "real ranks stand for themselves: rank 0: it stands for 1 ranks, and is named for 2"),
+     "real ranks stand for themselves: rank 0: stands for 1 ranks, and is named for 2"),
 ])
 def test_a_saved_run_that_breaks_a_law_is_compared_with_nothing(
     whole: RunRecord, change: Callable[[RankRun], RankRun], breach: str, tmp_path: Path,

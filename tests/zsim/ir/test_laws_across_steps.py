@@ -67,10 +67,10 @@ def without(ops: tuple[Op, ...], buffer: str, kind: type, index: int) -> tuple[O
     return with_events(ops, at, *kept)
 
 
-def kept_frozen(**stretches: tuple[Op, ...]) -> Program:
+def kept_frozen(**sections: tuple[Op, ...]) -> Program:
     """The Program of KEEPS_FROZEN with other ops in some phases."""
     program = planned(KEEPS_FROZEN)
-    rank = replace(program.ranks[0], first_parts=(), steady_parts=(), **stretches)
+    rank = replace(program.ranks[0], first_parts=(), steady_parts=(), **sections)
     return replace(program, ranks=(rank,))
 
 

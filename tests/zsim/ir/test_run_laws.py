@@ -473,7 +473,7 @@ def test_orders_that_differ_are_no_deadlock_where_no_ring_closes():
     one_after_another = in_orders(
         ("dp_shard", "dp_replicate"), ("dp_replicate", "dp_shard"), assignment=(0, 0, 1, 1)
     )
-    assert deadlock(one_after_another, stretch="steady") == ""
+    assert deadlock(one_after_another, section="steady") == ""
 
 
 GROUPS = ("dp_shard", "dp_replicate", "world")
@@ -496,7 +496,7 @@ def test_the_engine_stops_where_the_graph_has_a_ring_and_nowhere_else(orders, ki
         stops = False
     except DeadlockError:
         stops = True
-    assert bool(deadlock(program, stretch="steady")) is stops
+    assert bool(deadlock(program, section="steady")) is stops
 
 
 @pytest.mark.parametrize("case",

@@ -1,4 +1,4 @@
-"""Does it fit, and why: verdicts, waterfalls that add up, advice that is computed, and the least
+"""Memory verdicts: FITS, TIGHT and OOM, waterfalls that add up, computed advice, and the least
 stage that fits."""
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ def test_a_long_timeline_is_printed_in_few_lines_with_its_highest_points(
     lines = capsys.readouterr().out.splitlines()
     title = next(index for index, line in enumerate(lines) if "the highest from each 4 "
                                                               "computations to the next" in line)
-    points = lines[title + 1 : lines.index("what lives at the peak")]
+    points = lines[title + 1 : lines.index("live buffers at the peak")]
     verdict = of(load(tmp_path / "huge.toml"))
     assert len(points) <= 48
     highest = max(points, key=lambda line: line.count("▇"))

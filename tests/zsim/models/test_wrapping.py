@@ -187,10 +187,8 @@ def test_a_unit_is_gathered_before_its_first_module_and_reduced_after_its_backwa
 @pytest.mark.parametrize(("wrapping", "model", "complaint"), [
     ('ends = "apart"', 'preset = "gpt-tiny"',
      "wrapping.ends: expected every parameter in one group, found wte.weight in wte..wpe "
-     "and ln_f..lm_head; of "
-     "FSDP's units torch refuses it, and those of all strategies are alike: "
-     f'the parameter "is {SHARED}"; use ends = "root", which holds them together, or untie '
-     f'the weight'),
+     f'and ln_f..lm_head; torch refuses it: the parameter "is {SHARED}"; use ends = "root", or '
+     "untie it"),
     ('every = "all", ends = "apart"', UNTIED,
      'wrapping.ends: with every = "all" the whole model is one group, which leaves '
      'nothing apart; use "root", or a number'),

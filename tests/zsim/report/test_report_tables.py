@@ -93,7 +93,7 @@ def test_a_thinned_walk_keeps_the_peak_and_the_end(two_nodes, most):
     assert list(thin.states())[-1] == list(whole.states())[-1]
 
 
-def test_exposed_stretches_and_spans_are_those_of_the_run(side):
+def test_exposed_intervals_and_spans_are_those_of_the_run(side):
     table = timelines([side])
     for rank, drawn in zip(side.record.ranks, table["ranks"], strict=True):
         assert sum(end - start for start, end in drawn["exposed"]) == metrics.exposed_ns(rank)

@@ -778,8 +778,8 @@ def test_one_byte_more_or_less_at_rest_is_a_difference_on_any_backend(phase_name
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"initial_difference": 1e-9}, "what the optimizer steps begins 1e-09 away from the "
-                                   "model's own parameters"),
+    ({"initial_difference": 1e-9}, "the optimizer's parameters begin 1e-09 away from the "
+                                   "model's own"),
     ({"step_difference": float("nan")}, "one step of the optimizer ends nan away from where "
                                         "torch's takes"),
     ({"reference_losses": (1.0, float("nan"))}, "a loss is not finite"),

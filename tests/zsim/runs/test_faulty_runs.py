@@ -132,7 +132,7 @@ def test_commands_that_need_a_step_name_the_lost_link_and_memory_needs_none(
     remedy = "; leave the fault out for a step that ends\n"
     assert main(["show", str(file), "--memory"]) == 0
     shown = capsys.readouterr()
-    assert f"warning: lost: what would help is not computed: {named}" in shown.err
+    assert f"warning: lost: changes are not simulated: {named}" in shown.err
     assert shown.err.endswith(remedy)
     assert "FITS" in shown.out
     assert main(["lint", str(file)]) == 1
@@ -166,7 +166,7 @@ def test_a_fault_of_a_link_that_carries_nothing_is_told(
     assert run.step_time == zsim.simulate(apart).step_time
     (warning,) = run.warnings
     assert warning.startswith(f"faults[0] ({link['kind']}: node {node}, nic {nic}")
-    assert "does nothing: no collective of the step goes over that link" in warning
+    assert "does nothing: no collective goes over that link" in warning
     if cluster["nodes"] > 1:
         used = {**link, "node": 0, "nic": 0}
         try:
@@ -273,7 +273,7 @@ def test_what_a_step_that_does_not_end_leaves_is_saved_and_said(
     file, trace = tmp_path / "run.json", tmp_path / "run.trace.json"
     assert main(["run", str(ENDED), "--save", str(file), "--trace", str(trace)]) == 0
     told = capsys.readouterr()
-    assert f"; what the ranks had ended until then is in {file}, marked incomplete\n" in told.out
+    assert f"; phases that ranks had ended are in {file}, marked incomplete\n" in told.out
     name = "zero3-mlp-4-failure"
     assert told.err == f"note: {name}: no trace is written, as the step does not end\n"
     assert not trace.exists()

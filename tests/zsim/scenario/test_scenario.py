@@ -148,7 +148,7 @@ def test_the_published_schema_is_in_step():
         ('preset = "gpt-tiny"', "", "x.toml: model: expected one of preset, family, huggingface "
                                     "or traced, found none of them"),
         ('preset = "gpt-tiny"', 'huggingface = "none.json"', "x.toml: model.huggingface: "
-                                                             "none.json: file not found"),
+                                                             "none.json: no such file"),
         ('preset = "gpt-tiny"', 'preset = "mlp-tiny"', "x.toml: batch.sequence_length: expected "
                                                        "1 for an mlp"),
         ("sequence_length = 64", "sequence_length = 4096", "x.toml: batch.sequence_length: "

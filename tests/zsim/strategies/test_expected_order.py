@@ -37,8 +37,8 @@ strategy = {{ {strategy} }}
 
 
 def events(step: tuple[Op, ...], *, signs: str = "+-~") -> str:
-    """The step as torch's tests record it: "+" where a unit is unsharded, "-" where it is
-    resharded, "~" where it is reduced; of these only `signs`."""
+    """The step as torch's tests record it: "+" for a unit's unshard, "-" for its reshard, "~" for
+    its reduction; of these only `signs`."""
     recorded = []
     for op in step:
         resharded = any(

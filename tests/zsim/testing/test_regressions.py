@@ -119,7 +119,7 @@ def test_a_session_that_has_compared_nothing_fails(saved):
 
 
 @pytest.mark.parametrize(("path", "problem"), [
-    ("none.json", "expected a saved Run, found No such file or directory"),
+    ("none.json", "expected a saved Run, found no such file"),
     ("text.json", "expected a saved Run, found no JSON"),
     ("version.json", "schema_version: expected 1, that of this version, found 99"),
     ("folder", "--zero-compare: expected saved Runs in this folder, found none in folder; "),

@@ -59,7 +59,7 @@ class HostSaving:
         if self.hook is None:
             return nullcontext()
         self._given = {_address(tensor) for tensor in inputs}
-        if self.hook.what == "checkpoint_inputs":
+        if self.hook.tensors == "checkpoint_inputs":
             beside = InputsBeside(self._copied, pinned=self.hook.pinned)
             return checkpointing.saving_inputs(
                 lambda: saved_tensors_hooks(partial(self._pack, beside.pack), beside.unpack)

@@ -94,7 +94,9 @@ class Deferred:
         values of its own.
         """
         if self.data_nbytes > MOST_DATA_NBYTES:
-            raise NotDeferrableError(f"it holds {self.data_nbytes:,} B of data, as loaded weights")
+            raise NotDeferrableError(
+                f"the module holds {self.data_nbytes:,} B of data, as loaded weights"
+            )
         values: dict[int, Tensor] = {}
         for path, child in module.named_modules():
             for name, parameter in child.named_parameters(recurse=False):
@@ -121,7 +123,7 @@ class Deferred:
         if not isinstance(value, Tensor) or not value.is_meta:
             return value
         if isinstance(value, nn.Parameter):
-            raise NotDeferrableError("it keeps a parameter in a plain attribute")
+            raise NotDeferrableError("the module keeps a parameter in a plain attribute")
         if id(value) not in values:
             values[id(value)] = self.value(value)
         return values[id(value)]

@@ -51,8 +51,8 @@ class OwnModule:
         """The micro-batch of a key: numbers are normally distributed, integers are those of
         `inputs` in another order."""
         generator = generator_of(*key)
-        given = self.inputs.values() if isinstance(self.inputs, Mapping) else self.inputs
-        return tuple(_drawn(tensor, generator, DTYPES[dtype]) for tensor in given)
+        shapes = self.inputs.values() if isinstance(self.inputs, Mapping) else self.inputs
+        return tuple(_drawn(tensor, generator, DTYPES[dtype]) for tensor in shapes)
 
     def loss_of(self, module: nn.Module, batch: Sequence[Tensor]) -> Tensor:
         """The loss of `module`, wrapped or not, on one micro-batch."""
@@ -127,11 +127,11 @@ def load(name: str, *, whole: str = "") -> OwnModule:
         raise user_code_error(
             name, "a function that can be called", error, remedy=_remedy(error, path), code=build
         ) from error
-    given = answer["inputs"]
+    inputs = answer["inputs"]
     return OwnModule(
         name=name, whole=whole,
         make=lambda seed: _module(_answer(build, seed, name, whole=bool(whole)), name),
-        inputs=dict(given) if isinstance(given, Mapping) else tuple(given),
+        inputs=dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs),
         loss=answer.get("loss") or _loss, units=answer.get("units"),
     )
 
@@ -171,10 +171,10 @@ def _require_answer(answer: Any, name: str) -> None:
         raise _unfit(name, RETURNS, type(answer).__name__)
     if unknown := sorted(set(answer) - set(KEYS)):
         raise _unfit(name, RETURNS, str(unknown[0])[:60])
-    given = answer["inputs"]
-    tensors = list(given.values()) if isinstance(given, Mapping) else given
+    inputs = answer["inputs"]
+    tensors = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
     if not isinstance(tensors, list | tuple) or not tensors:
-        raise _unfit(name, "inputs as a list or a dict of tensors", type(given).__name__)
+        raise _unfit(name, "inputs as a list or a dict of tensors", type(inputs).__name__)
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             raise _unfit(name, "inputs that are tensors", type(tensor).__name__)

@@ -33,12 +33,12 @@ def user_code_error(
     They are those of `code` where no line of the user's raised it.
     """
     first = (str(error).strip().splitlines() or [""])[0][:200]
-    told = UserCodeError(
+    raised = UserCodeError(
         where=f"module {name[:60]}", expected=expected,
         found=f"{type(error).__name__}: {first}{_location(error, code)}", remedy=remedy,
     )
-    told.details = _traceback(error)
-    return told
+    raised.details = _traceback(error)
+    return raised
 
 
 def not_in_time(name: str, seconds: float, location: str) -> UserCodeError:
@@ -121,8 +121,8 @@ def _traceback(error: BaseException) -> str:
         del frames[0]
     while frames and _is_ours(frames[-1].filename):
         del frames[-1]
-    told = [] if isinstance(error, TimeIsUp) else traceback.format_exception_only(error)
+    tail = [] if isinstance(error, TimeIsUp) else traceback.format_exception_only(error)
     head = ["Traceback (most recent call last):\n"] if frames else []
-    text = "".join([*head, *traceback.format_list(frames), *told]).rstrip()
+    text = "".join([*head, *traceback.format_list(frames), *tail]).rstrip()
     text = text if "\n" in text else ""
     return text if len(text) <= MOST_CHARS else f"…{text[-MOST_CHARS:]}"

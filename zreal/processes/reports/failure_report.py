@@ -55,8 +55,7 @@ def server_ended(end: str, ranks: list[RankStatus], when: str) -> LaunchError:
     """The fork server has ended; `end` and `when` are texts of how and when."""
     return LaunchError(
         where="the fork server",
-        expected="the process that starts ranks, and that tells how they end, to live until all "
-                 "are done",
+        expected="the process that starts ranks to live until all are done",
         found=f"{end}, {when}",
         remedy="find out what stopped or ended it; by itself it only loads torch, as "
                "`python -c 'import torch'` does",

@@ -1,4 +1,4 @@
-"""Ranks that wait for one another: which of them are to blame, and where in the code they are."""
+"""Reports of ranks that wait for one another: the ranks to blame, and their place in the code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def slow_progress(ranks: list[RankStatus]) -> str:
     if any(is_stopped(rank.process.pid) for rank in waiting):
         return ""
     if all(rank.last_collective == REFERENCE for rank in waiting):
-        return f"its steps are over, and ranks are at {REFERENCE}"
+        return f"steps are over, and ranks are at {REFERENCE}"
     if all(rank.is_progressing for rank in waiting):
         return f"each entered another collective within the last {RECENT_S:g} s"
     return ""

@@ -64,31 +64,31 @@ def innermost_frames(ranks: Sequence[RankStatus]) -> dict[int, Frame]:
 
 def stacks(ranks: Sequence[RankStatus]) -> dict[int, tuple[Frame, ...]]:
     """The frames of each of `ranks` that answers, innermost first, by rank."""
-    asked = [rank for rank in ranks if ASK is not None and _answers(rank.process.pid)]
-    for rank in asked:
+    able = [rank for rank in ranks if ASK is not None and _answers(rank.process.pid)]
+    for rank in able:
         rank.stack.clear()
         with suppress(ProcessLookupError):
             os.kill(rank.process.pid, ASK or 0)
     limit, lengths = time.monotonic() + ANSWER_S, [-1]
     while time.monotonic() < limit and not (
-        all(lengths) and lengths == [len(rank.stack) for rank in asked]
+        all(lengths) and lengths == [len(rank.stack) for rank in able]
     ):
-        lengths = [len(rank.stack) for rank in asked]
+        lengths = [len(rank.stack) for rank in able]
         time.sleep(0.01)  # a stack comes line by line
-        for rank in asked:
+        for rank in able:
             rank.receive()
     frames = {
         rank.rank: tuple(
             Frame(match["file"].decode(), int(match["line"]), match["function"].decode())
             for match in map(FRAME.search, rank.stack) if match
         )
-        for rank in asked
+        for rank in able
     }
     return {rank: stack for rank, stack in frames.items() if stack}
 
 
 def _answers(pid: int) -> bool:
-    """True where the process catches the signal, which ends one that does not."""
+    """True for a process that catches the signal, which ends any other."""
     with suppress(OSError, StopIteration, ValueError), open(f"/proc/{pid}/status") as status:
         caught = next(line for line in status if line.startswith("SigCgt:"))
         return ASK is not None and bool(int(caught.split()[1], 16) >> (ASK - 1) & 1)

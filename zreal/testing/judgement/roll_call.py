@@ -56,8 +56,8 @@ def body_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     calls = (frame for frame in frames if any(part in frame.file for part in BELOW))
     below = next(calls, None)
     called = frames if below is None else frames[: frames.index(below)]
-    told = [frame for frame in called if not any(part in frame.file for part in OWN)]
-    pairs = zip([None, *told], told, strict=False)
+    own = [frame for frame in called if not any(part in frame.file for part in OWN)]
+    pairs = zip([None, *own], own, strict=False)
     return tuple(
         frame for inner, frame in pairs
         if inner is None or TORCH not in inner.file or TORCH not in frame.file

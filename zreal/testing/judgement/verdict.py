@@ -55,12 +55,12 @@ class RankEnd:
 
 def end_of(rank: RankStatus) -> RankEnd:
     """End of the last call on a rank, which may still be waiting."""
-    told: dict[str, Any] = rank.result if isinstance(rank.result, dict) else {}
-    text, line, at = told.get("text", ""), told.get("line", ""), told.get("at") or rank.ended_at
+    ended: dict[str, Any] = rank.result if isinstance(rank.result, dict) else {}
+    text, line, at = ended.get("text", ""), ended.get("line", ""), ended.get("at") or rank.ended_at
     outcome: Outcome = "waiting"
     code = rank.process.exitcode
-    if rank.done or "outcome" in told:
-        outcome = told.get("outcome", "passed")
+    if rank.done or "outcome" in ended:
+        outcome = ended.get("outcome", "passed")
     elif rank.replaced:
         how = rank.replaced
         outcome, text, line = "died", f"{how}, last collective: {rank.last_collective}", how
@@ -71,13 +71,13 @@ def end_of(rank: RankStatus) -> RankEnd:
         outcome, text, line = "died", f"{how}, last collective: {rank.last_collective}", how
     return RankEnd(
         rank=rank.rank, outcome=outcome, text=text, line=line, at=at, last=rank.last_collective,
-        counts=told.get("counts", {}), messages=told.get("messages", {}),
-        differs=told.get("differs", False), messages_differ=told.get("messages_differ", ""),
+        counts=ended.get("counts", {}), messages=ended.get("messages", {}),
+        differs=ended.get("differs", False), messages_differ=ended.get("messages_differ", ""),
     )
 
 
 def judge(
-    ranks: list[RankStatus], *, timeout_s: float, what: str, is_deadlock: bool = False
+    ranks: list[RankStatus], *, timeout_s: float, activity: str, is_deadlock: bool = False
 ) -> None:
     """Return where a call has passed on all ranks.
 
@@ -88,26 +88,26 @@ def judge(
     outcomes = {end.outcome for end in ends}
     bad = [end for end in ends if end.outcome in ("failed", "died")]
     if bad:
-        raise RanksFailed(_failure(ends, bad, what))
+        raise RanksFailed(_failure(ends, bad, activity))
     if "waiting" in outcomes:
         waiting = [end.rank for end in ends if end.outcome == "waiting"]
         raise RanksFailed(stranded(ranks) or (is_deadlock and deadlock(ranks)) or (
-            f"{what} did not end on {named(waiting)} within {timeout_s:g} s\n"
+            f"{activity} did not end on {named(waiting)} within {timeout_s:g} s\n"
             f"{_slow(ranks)}{held_up(ranks)}{roll_call(ranks)}"
         ))
     if len(outcomes) > 1 or len({end.line for end in ends}) > 1:
-        raise RanksFailed(f"ranks end {what} in different ways\n{_ways(ends)}")
+        raise RanksFailed(f"ranks end {activity} in different ways\n{_ways(ends)}")
     if len({tuple(sorted(end.counts.items())) for end in ends}) > 1 and (
         counts := _uneven_counts(ends)
     ):
-        raise RanksFailed(f"ranks end {what} after different numbers of collectives\n{counts}")
+        raise RanksFailed(f"ranks end {activity} after different numbers of collectives\n{counts}")
     if lines := unmatched([end.messages for end in ends]):
-        told = "\n".join(lines)
-        raise RanksFailed(f"ranks end {what} with messages that were not received\n{told}")
+        report = "\n".join(lines)
+        raise RanksFailed(f"ranks end {activity} with messages that were not received\n{report}")
     _ask_for(ends[0])
 
 
-def _failure(ends: Sequence[RankEnd], bad: Sequence[RankEnd], what: str) -> str:
+def _failure(ends: Sequence[RankEnd], bad: Sequence[RankEnd], activity: str) -> str:
     """The report of the first failure, and a line for each other rank's end."""
     if (text := _server_text(bad)):
         return text
@@ -149,7 +149,7 @@ def _server_text(bad: Sequence[RankEnd]) -> str:
     """The end of the fork server, where it took ranks with it."""
     unknown = f"exited with code {UNKNOWN_EXIT_CODE}"
     if all(end.line == unknown for end in bad) and (how := server_end(patience_s=CLOSING_S)):
-        return f"the process that starts ranks has ended, and ranks with it: {how}"
+        return f"the process that starts ranks has ended, and ranks with it: found {how}"
     return ""
 
 
@@ -172,7 +172,7 @@ def _line(end: RankEnd, first: RankEnd) -> str:
 
 def _slow(ranks: list[RankStatus]) -> str:
     progress = slow_progress(ranks)
-    return f"it is slow and does not hang: {progress}\n" if progress else ""
+    return f"slow, and not a hang: {progress}\n" if progress else ""
 
 
 def _ways(ends: Sequence[RankEnd]) -> str:

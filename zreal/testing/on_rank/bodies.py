@@ -45,23 +45,23 @@ class Served:
         """Answer the last command. A fork of this process does not come here: it ends, and leaves
         the outcome in a file."""
         if os.getpid() != self._pid:
-            told = outcome.get("text") or outcome["outcome"]
-            (self.folder / f"{COPY}{self.rank.index}").write_text(told, encoding="utf-8")
+            text = outcome.get("text") or outcome["outcome"]
+            (self.folder / f"{COPY}{self.rank.index}").write_text(text, encoding="utf-8")
             os._exit(1)
         failed = outcome["outcome"] == "failed"
         self.commands.answer(
             outcome | self.checks.told(), error=outcome["line"] if failed else ""
         )
 
-    def answer_calls(self, call: Callable[[Any], object], told: Told) -> None:
+    def answer_calls(self, call: Callable[[Any], object], tell: Told) -> None:
         """Call the body for each command, until the end is commanded.
 
         The file `call_NUMBER` has the values of a call, pickled.
         """
         while (command := self.commands.receive()) != END:
-            self.answer(self._outcome(command.removeprefix(f"{CALL} "), call, told))
+            self.answer(self._outcome(command.removeprefix(f"{CALL} "), call, tell))
 
-    def _outcome(self, number: str, call: Callable[[Any], object], told: Told) -> dict[str, Any]:
+    def _outcome(self, number: str, call: Callable[[Any], object], tell: Told) -> dict[str, Any]:
         try:
             values = pickle.loads((self.folder / f"call_{number}").read_bytes())
             result = call(values)
@@ -69,7 +69,7 @@ class Served:
                 file = self.folder / f"result_{number}_{self.rank.index}"
                 file.write_bytes(pickle.dumps(result))
         except BaseException as error:
-            return failure(error, told)
+            return failure(error, tell)
         return {"outcome": "passed", "has_result": result is not None}
 
 
@@ -86,10 +86,10 @@ def copies_that_came_back(folder: Path, world_size: int) -> str:
     return "\n".join(lines) if texts else ""
 
 
-def failure(error: BaseException, told: Told) -> dict[str, Any]:
+def failure(error: BaseException, tell: Told) -> dict[str, Any]:
     """The outcome of a body that has raised, with the time at which it did."""
     at, kind = time.monotonic(), _kind(error)
-    text, crash = told(error)
+    text, crash = tell(error)
     reason = str(error) or type(error).__name__
     line = reason if kind in ("skipped", "xfailed") else error_line(error, crash)
     return {

@@ -103,7 +103,7 @@ class CollectiveChecks:
         first, _, other = noted.partition(" ")
         if mine != other:
             raise CollectiveMismatchError(
-                where="collectives", expected=f"what rank {first} enters, {other}",
+                where="collectives", expected=f"{other}, as on rank {first}",
                 found=f"{mine} on rank {self._rank}",
                 remedy="look for a condition on the rank, or on data that differs between ranks",
             )

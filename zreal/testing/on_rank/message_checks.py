@@ -62,7 +62,7 @@ class MessageChecks:
         rank, _, other = noted.decode().partition(" ")
         if other.partition(" ")[2] != mine.partition(" ")[2]:
             error = MessageMismatchError(
-                where="messages", expected=f"what rank {rank} enters, {other}",
+                where="messages", expected=f"{other}, as on rank {rank}",
                 found=f"{mine} on rank {self._rank}",
                 remedy="give both the same number of elements and dtype, in the same order",
             )

@@ -22,7 +22,7 @@ class Breach:
     """A tensor that breaks a law on this rank: its elements, its name, and how it differs."""
 
     numel: int
-    what: str
+    label: str
     how: str
 
 
@@ -30,18 +30,18 @@ def require(law: str, breaches: Iterable[Breach], *, group: Group) -> None:
     """ShardLawError on all ranks where `law` is broken on any: the smallest tensor and its ranks.
     """
     world = dist.get_world_size(group)
-    told: list[Breach | None] = [None] * world
-    dist.all_gather_object(told, min(breaches, default=None), group=group)
-    seen = [(breach, rank) for rank, breach in enumerate(told) if breach is not None]
-    if not seen:
+    gathered: list[Breach | None] = [None] * world
+    dist.all_gather_object(gathered, min(breaches, default=None), group=group)
+    broken = [(breach, rank) for rank, breach in enumerate(gathered) if breach is not None]
+    if not broken:
         return
-    smallest = min(breach for breach, _ in seen)
+    smallest = min(breach for breach, _ in broken)
     ranks: dict[str, list[int]] = {}
-    for breach, rank in seen:
-        if breach.what == smallest.what:
+    for breach, rank in broken:
+        if breach.label == smallest.label:
             ranks.setdefault(breach.how, []).append(rank)
     texts = "; ".join(f"{named(those)}: {how}" for how, those in ranks.items())
-    where = f"{smallest.what} over {counted(world, 'rank')}"
+    where = f"{smallest.label} over {counted(world, 'rank')}"
     raise ShardLawError(where=law, expected="it to hold", found=f"{where}: {texts}")
 
 

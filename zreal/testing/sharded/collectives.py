@@ -64,8 +64,8 @@ def _require(
     reduce_scatter: Callable[[Tensor], Tensor], all_gather: Callable[[Tensor], Tensor],
     case: _Tensors, group: Group,
 ) -> None:
-    given = case.own.clone()
-    piece = reduce_scatter(given)
+    argument = case.own.clone()
+    piece = reduce_scatter(argument)
     require(
         "reduce_scatter_gives_a_piece_of_the_sum",
         _breach(case, differs(piece, case.piece, name="its piece")), group=group,
@@ -76,7 +76,7 @@ def _require(
         "all_gather_joins_pieces_in_order",
         _breach(case, differs(whole, case.sum, name="the whole")), group=group,
     )
-    left = differs(given, case.own, name="the argument of reduce_scatter") or differs(
+    left = differs(argument, case.own, name="the argument of reduce_scatter") or differs(
         taken, case.piece, name="the argument of all_gather"
     )
     require("arguments_are_left_as_they_were", _breach(case, left), group=group)

@@ -233,8 +233,8 @@ def _far(outputs: list[Tensor], expected: list[Tensor], tolerance: float) -> lis
             share = apart(output, other, start=torch.zeros_like(other))
             how = "" if share <= tolerance else f"{how}; {share:.2g} of the largest"
         if how:
-            what = f"output {index} of shape {shape_text(other)}"
-            breaches.append(Breach(other.numel(), what, how))
+            label = f"output {index} of shape {shape_text(other)}"
+            breaches.append(Breach(other.numel(), label, how))
     return breaches
 
 

@@ -123,5 +123,5 @@ def _off_the_way(
 
 
 def _breach(parameter: nn.Parameter, index: int, how: str) -> Breach:
-    what = f"parameter {index} of shape {shape_text(parameter)}"
-    return Breach(parameter.numel(), what, how)
+    label = f"parameter {index} of shape {shape_text(parameter)}"
+    return Breach(parameter.numel(), label, how)

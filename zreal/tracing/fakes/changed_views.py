@@ -23,17 +23,17 @@ _MADE_AT = "zsim_made_at"
 def note_views(arguments: tuple[Any, ...], result: Any) -> None:
     """An operator has run: those of its results that are views remember how often their base had
     been changed by then."""
-    given = {id(tensor.untyped_storage()): tensor for tensor in tensors(arguments)}
+    bases = {id(tensor.untyped_storage()): tensor for tensor in tensors(arguments)}
     for tensor in tensors(result):
-        base = given.get(id(tensor.untyped_storage()))
+        base = bases.get(id(tensor.untyped_storage()))
         if base is not None and all(tensor is not other for other in tensors(arguments)):
             setattr(tensor, _MADE_AT, torch_private.version(base))
 
 
-def require_unchanged(where: str, given: Iterable[Tensor]) -> None:
+def require_unchanged(where: str, inputs: Iterable[Tensor]) -> None:
     """UntraceableError for a view that needs a gradient, and whose memory was changed since it was
     made. To put a hook on it would end torch by a segmentation fault."""
-    for tensor in given:
+    for tensor in inputs:
         made_at = getattr(tensor, _MADE_AT, None)
         if (
             made_at not in (None, torch_private.version(tensor))

@@ -94,14 +94,15 @@ def _attention(
     wide = query.shape[-1] != value.shape[-1]
     plain = query.dim() == 4 and not (is_causal and query.shape[-2] != key.shape[-2])
     two_bytes = query.dtype in (torch.bfloat16, torch.float16)
-    given = {"dropout_p": dropout_p, "is_causal": is_causal}
+    options = {"dropout_p": dropout_p, "is_causal": is_causal}
     # of the width before it is padded
     scaled = scale if scale is not None else 1 / math.sqrt(query.shape[-1])
     mask = None if attn_mask is None else _added(attn_mask, query)
     if plain and two_bytes and mask is None and not wide and query.shape[-1] <= MAX_FLASH_HEAD:
         width, padding = query.shape[-1], -query.shape[-1] % FLASH_WIDTHS
         padded = [functional.pad(t, (0, padding)) if padding else t for t in (query, key, value)]
-        output: Tensor = aten._scaled_dot_product_flash_attention(*padded, **given, scale=scaled)[0]
+        flash = aten._scaled_dot_product_flash_attention
+        output: Tensor = flash(*padded, **options, scale=scaled)[0]
         return output[..., :width] if padding else output
     fits = query.element_size() <= 4 and all(
         efficient_takes(t.shape[-1], nbytes=t.element_size()) for t in (query, value)
@@ -111,21 +112,21 @@ def _attention(
         keeps = any(t.requires_grad for t in (query, key, value))
         attend = aten._scaled_dot_product_efficient_attention
         return attend(
-            query, key, value, bias, keeps and torch.is_grad_enabled(), **given, scale=scale
+            query, key, value, bias, keeps and torch.is_grad_enabled(), **options, scale=scale
         )[0]
     composite = aten._scaled_dot_product_attention_math
-    return composite(query, key, value, mask, **given, scale=scale, enable_gqa=enable_gqa)[0]
+    return composite(query, key, value, mask, **options, scale=scale, enable_gqa=enable_gqa)[0]
 
 
 def _added(mask: Tensor, query: Tensor) -> Tensor:
     """A mask that is added to the scores, as every kernel gets it."""
     if mask.dtype != torch.bool:
         return mask
-    seen, unseen = (
+    shown, unseen = (
         torch.scalar_tensor(value, dtype=query.dtype, device=mask.device)
         for value in (0.0, -math.inf)
     )
-    return torch.where(mask, seen, unseen)
+    return torch.where(mask, shown, unseen)
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:

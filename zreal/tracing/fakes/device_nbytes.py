@@ -33,9 +33,9 @@ FOLDS = frozenset({"col2im", "im2col"})
 
 def _each_loss_nbytes(arguments: tuple[Any, ...]) -> int:
     """Bytes of the loss of each element."""
-    given, target = arguments[:2]
-    dtype = torch.promote_types(given.dtype, target.dtype)
-    return math.prod(torch.broadcast_shapes(given.shape, target.shape)) * dtype.itemsize
+    output, target = arguments[:2]
+    dtype = torch.promote_types(output.dtype, target.dtype)
+    return math.prod(torch.broadcast_shapes(output.shape, target.shape)) * dtype.itemsize
 
 
 def result_nbytes(

@@ -28,7 +28,7 @@ ONE_DTYPE: dict[str, str] = {
             "index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_", "index_copy",
             "index_copy_",
         ),
-        "what is written to be of the dtype of what it is written into",
+        "source and destination of one dtype",
     ),
     **dict.fromkeys(
         (
@@ -41,11 +41,11 @@ ONE_DTYPE: dict[str, str] = {
 """Operators that take one dtype alone, and that as a message expects it."""
 
 
-def require_one_dtype(operator: str, given: Iterable[Tensor]) -> None:
+def require_one_dtype(operator: str, inputs: Iterable[Tensor]) -> None:
     """UntraceableError for the first mixture of dtypes that real tensors would not run with, or run
     otherwise."""
     each = [
-        str(tensor.dtype).removeprefix("torch.") for tensor in given if tensor.is_floating_point()
+        str(tensor.dtype).removeprefix("torch.") for tensor in inputs if tensor.is_floating_point()
     ]
     dtypes, mixed_weights = list(dict.fromkeys(each)), len(set(each[1:])) > 1
     if len(dtypes) < 2:

@@ -61,12 +61,12 @@ def _element_by_element(arguments: tuple[Any, ...]) -> tuple[int, ...]:
     Two-byte operands are laid out as four-byte ones: torch would first widen an expanded one, and
     give its elements room of their own.
     """
-    given = [argument for argument in arguments if isinstance(argument, Tensor)]
+    inputs = [argument for argument in arguments if isinstance(argument, Tensor)]
     alike = [
         torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=torch.float32, device=tensor.device
         )
-        for tensor in given
+        for tensor in inputs
     ]
     return (torch.add if len(alike) < 3 else torch.addcmul)(
         *alike, *[0] * (2 - len(alike))
@@ -200,8 +200,8 @@ def _joins(operator: OpOverload, arguments: tuple[Any, ...]) -> bool:
     """True if it makes a new tensor, element by element, of several that are not all contiguous."""
     if torch.Tag.pointwise not in operator.tags:
         return False
-    given = [argument for argument in arguments if isinstance(argument, Tensor)]
-    return len(given) > 1 and not _all_contiguous(given)
+    inputs = [argument for argument in arguments if isinstance(argument, Tensor)]
+    return len(inputs) > 1 and not _all_contiguous(inputs)
 
 
 def _all_contiguous(arguments: Iterable[Any]) -> bool:
@@ -213,12 +213,12 @@ def _promoted(arguments: tuple[Any, ...], result: torch.dtype, *, of: str) -> tu
     first, which gives expanded ones room."""
     if of == "where":
         return (arguments[0], *_promoted(arguments[1:], result, of=""))
-    given = [argument for argument in arguments if isinstance(argument, Tensor)]
-    if len({tensor.dtype for tensor in given}) < 2 and (
-        not given or given[0].dtype.is_floating_point
+    inputs = [argument for argument in arguments if isinstance(argument, Tensor)]
+    if len({tensor.dtype for tensor in inputs}) < 2 and (
+        not inputs or inputs[0].dtype.is_floating_point
     ):
         return arguments
-    dtype = result if result.is_floating_point or len(given) != 2 else torch.result_type(*given)
+    dtype = result if result.is_floating_point or len(inputs) != 2 else torch.result_type(*inputs)
     return tuple(
         torch.empty_like(each, dtype=dtype)
         if isinstance(each, Tensor) and each.dtype != dtype
@@ -228,11 +228,11 @@ def _promoted(arguments: tuple[Any, ...], result: torch.dtype, *, of: str) -> tu
 
 
 def _laid(tensor: Tensor, lies: Lie | None, dtype: torch.dtype) -> Tensor:
-    given = torch.contiguous_format if lies is None else lies
+    layout = torch.contiguous_format if lies is None else lies
     strides = (
-        given
-        if isinstance(given, tuple)
-        else torch.empty_like(tensor, memory_format=given).stride()
+        layout
+        if isinstance(layout, tuple)
+        else torch.empty_like(tensor, memory_format=layout).stride()
     )
     if strides == tensor.stride() and dtype == tensor.dtype:
         return tensor
@@ -240,8 +240,8 @@ def _laid(tensor: Tensor, lies: Lie | None, dtype: torch.dtype) -> Tensor:
 
 
 def _with_statistics(arguments: tuple[Any, ...], result: Any) -> Any:
-    given, *others = (argument for argument in arguments if isinstance(argument, Tensor))
-    if not others or others[0].dtype == given.dtype:
+    first, *others = (argument for argument in arguments if isinstance(argument, Tensor))
+    if not others or others[0].dtype == first.dtype:
         return result
     output, *statistics = result
     return (output, *(each.to(others[0].dtype) for each in statistics))

@@ -98,11 +98,11 @@ class ParameterGradients:
 
 def nodes(first: Any) -> Iterator[Any]:
     """Every node of an autograd graph, once."""
-    seen, waiting = {first}, [first]
+    visited, waiting = {first}, [first]
     while waiting:
         node = waiting.pop()
         yield node
         for target, _ in node.next_functions:
-            if target is not None and target not in seen:
-                seen.add(target)
+            if target is not None and target not in visited:
+                visited.add(target)
                 waiting.append(target)

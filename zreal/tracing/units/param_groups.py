@@ -42,9 +42,8 @@ def _default_units(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[s
         return {f"{fqn}.{i}" if fqn else str(i): child for i, child in enumerate(longest)}
     nbytes = total(model.parameters())
     warnings.warn(
-        f"{type(model).__name__} has no ModuleList, so the whole model is one unit; sharded "
-        f"strategies gather all of its parameters at once ({format_bytes(nbytes)} as they are) "
-        f"and communicate only before and after it; name units=",
+        f"{type(model).__name__} has no ModuleList, so the whole model is one unit, gathered at "
+        f"once ({format_bytes(nbytes)} as they are); name units=",
         stacklevel=4,
     )
     return {}
@@ -93,7 +92,7 @@ def param_groups(model: nn.Module, units: Mapping[str, nn.Module]) -> tuple[Para
             _require_own(owner, _innermost(fqn, units), fqn)
     if not any(members.values()):
         raise refuse(
-            type(model).__name__, "a module with parameters", "none", "there is nothing to shard"
+            type(model).__name__, "a module with parameters", "none", "name one that has some"
         )
     return tuple(ParamGroup(fqn=fqn, parameters=tuple(own)) for fqn, own in members.items() if own)
 
@@ -106,12 +105,12 @@ def _innermost(fqn: str, units: Iterable[str]) -> str:
 def _in_order_of_fully_shard(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """`named_parameters()`, but those of a module after those of its children."""
     names = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
-    seen: set[nn.Module] = set()
+    known: set[nn.Module] = set()
 
     def own(module: nn.Module) -> Iterator[nn.Parameter]:
-        seen.add(module)
+        known.add(module)
         for child in module.children():
-            if child not in seen:
+            if child not in known:
                 yield from own(child)
         yield from module.parameters(recurse=False)
 

@@ -42,8 +42,8 @@ class ShardedDtypes(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        asked = args[:1] if func == _DTYPE else args[1:2] if func in _CASTS else ()
-        for tensor in asked:
+        sources = args[:1] if func == _DTYPE else args[1:2] if func in _CASTS else ()
+        for tensor in sources:
             unit, fqn = self._owners.get(id(tensor), ("", ""))
             if unit and not self._boundaries.is_running(unit):
                 raise refuse(

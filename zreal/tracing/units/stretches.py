@@ -113,7 +113,7 @@ def _names(visits: Sequence[Visit]) -> Iterator[str]:
             yield numbered(numbered(unit, parts[unit], PART), runs[unit])
         elif (name := LOSS_MODULE if visit.after_root else f"{ROOT}.{begun}") in units:
             raise refuse(
-                name, "another name of this unit", "that of the root's", "rename it",
+                name, "another name of this unit", "the root's", "rename it",
             )
         else:
             yield name

@@ -45,10 +45,10 @@ class _InputsDone(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A stretch of forward: the unit that it belongs to, and whether it is where the unit begins,
-    with inputs that need a gradient.
+    """A piece of forward between two hooks, and its unit.
 
-    Or whether it is where the unit ends, and `returns_inner_output` what a unit in it has made.
+    `begins`: the first piece of the unit. `needs_gradient`: some input of the unit needs one.
+    `returns_inner_output`: the last piece of a unit, which returns the output of a unit in it.
     `after_root`: the whole module has returned, and its caller makes the loss.
     """
 
@@ -138,7 +138,8 @@ class Boundaries:
         for fqn in self._units:
             if fqn not in run and any(parameter.startswith(f"{fqn}.") for parameter in read):
                 raise refuse(
-                    fqn, "every unit to run in forward", "it did not run, or not by being called",
+                    fqn, "every unit to run in forward",
+                    "a unit that did not run, or not by being called",
                     "leave it out of units: it then belongs to the root",
                 )
         worked = {at.stretch for at, entry in self.log.entries if not isinstance(entry, Died)}
@@ -199,9 +200,9 @@ class Boundaries:
     def _unhook_detached(self, loss: Tensor) -> None:
         """A unit may detach what it was called with: no gradient then comes to the hook on its
         inputs, and nobody sees its backward end."""
-        seen = {node.done.args[0] for node in nodes(loss.grad_fn) if _is_hook(node)}
+        reached = {node.done.args[0] for node in nodes(loss.grad_fn) if _is_hook(node)}
         for index, visit in enumerate(self.visits):
-            if visit.needs_gradient and index not in seen:
+            if visit.needs_gradient and index not in reached:
                 self.visits[index] = replace(visit, needs_gradient=False)
 
     def _follow(self, made: Iterable[tuple[int, int, Any]]) -> None:
@@ -234,12 +235,12 @@ class Boundaries:
             self._call_again(fqn, returns=False)
             return cast_floats((args, kwargs), self._dtype)
         self._require_own_place(fqn)
-        given = [*tensors_in((args, kwargs))]
+        inputs = [*tensors_in((args, kwargs))]
         args, kwargs = cast_floats((args, kwargs), self._dtype)
         self.casts |= any(
-            old is not new for old, new in zip(given, tensors_in((args, kwargs)), strict=True)
+            old is not new for old, new in zip(inputs, tensors_in((args, kwargs)), strict=True)
         )
-        del given
+        del inputs
         wanted = [
             tensor
             for tensor in tensors_in((args, kwargs))

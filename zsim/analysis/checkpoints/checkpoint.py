@@ -36,8 +36,8 @@ MOST_TENSORS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointReport:
-    """The checkpoint of a scenario. `reads` are those of the ranks that load it, which may be
-    others than those that save it."""
+    """The checkpoint of a scenario. `reads` are those of the loading ranks, which may be others
+    than the saving ones."""
 
     scenario: Scenario
     files: tuple[CheckpointFile, ...]

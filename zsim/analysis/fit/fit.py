@@ -117,18 +117,18 @@ def cases(
         )
 
 
-def _words(asked: Checkpointing) -> str:
+def _words(policy: Checkpointing) -> str:
     """Checkpointing in the terms of a scenario file."""
-    what = (
-        [f"save = {', '.join(asked.save)}"]
-        if asked.save
-        else [f"recompute = {', '.join(asked.recompute)}"]
-        if asked.recompute
+    kinds = (
+        [f"save = {', '.join(policy.save)}"]
+        if policy.save
+        else [f"recompute = {', '.join(policy.recompute)}"]
+        if policy.recompute
         else []
     )
-    every = [f"save_every = {asked.save_every}"] if asked.save_every > 1 else []
+    every = [f"save_every = {policy.save_every}"] if policy.save_every > 1 else []
     return "; ".join(
-        [asked.mode, *what, *every, *([f"every = {asked.every}"] if asked.every > 1 else [])]
+        [policy.mode, *kinds, *every, *([f"every = {policy.every}"] if policy.every > 1 else [])]
     )
 
 
@@ -136,15 +136,15 @@ def _stages(scenario: Scenario, ladder: Sequence[str]) -> Iterator[tuple[str, Sc
     """The strategies of the ladder, each on the meshes that it can have, and the scenario's own
     before the first of its stage there."""
     own = STRATEGIES[scenario.strategy]
-    seen = set[tuple[str, Mesh | None]]()
+    known = set[tuple[str, Mesh | None]]()
     for strategy in ladder:
         kind = STRATEGIES[strategy]
         beside = kind.formula.stage == own.formula.stage and scenario.strategy not in ladder
         for mesh, groups in _meshes(scenario, strategy):
             has_mesh = mesh is None or len(own.axes) > 1
             for name in (scenario.strategy, strategy) if beside and has_mesh else (strategy,):
-                if (name, mesh) not in seen:
-                    seen.add((name, mesh))
+                if (name, mesh) not in known:
+                    known.add((name, mesh))
                     yield from _forms(scenario, name, mesh, groups)
 
 
@@ -161,13 +161,13 @@ def _forms(
         name = ", ".join([strategy + groups, *map(assignment, values)])
         return name, moved(scenario, strategy, mesh=mesh, **options)
 
-    name, asked = form(*needs)
+    name, variant = form(*needs)
     for kept in kind.keeps_gathered:
-        if not kept.is_set(asked.options):
+        if not kept.is_set(variant.options):
             yield form(*needs, kept)
-    yield name, asked
+    yield name, variant
     frees = kind.frees_after_forward
-    if frees and not any(freed.is_set(asked.options) for freed in frees):
+    if frees and not any(freed.is_set(variant.options) for freed in frees):
         yield form(*needs, frees[0])
 
 
@@ -204,7 +204,7 @@ def _replicated(scenario: Scenario) -> list[Mesh]:
 
 def recommend(candidates: tuple[Candidate, ...]) -> tuple[Candidate | None, str]:
     """The fastest candidate that fits, or one that shards less and is about as fast, with the
-    reason; a TIGHT one only where none fits.
+    reason. A TIGHT one is recommended only if none fits.
 
     TIGHT candidates with room for all that they cache come first; those expected to fail come
     last.

@@ -129,8 +129,8 @@ def lines(fit: Fit) -> Iterator[str]:
         yield f"{figures}{candidate.name}"
         host = str(answer.host) if answer.host_is_short else ""
         instead = f"with {', '.join(candidate.instead)}" if candidate.instead else ""
-        told = (host, answer.running, instead, without(candidate.dropped)[2:])
-        if notes := "; ".join(filter(None, told)):
+        remarks = (host, answer.running, instead, without(candidate.dropped)[2:])
+        if notes := "; ".join(filter(None, remarks)):
             yield f"{'':{len(figures)}}{notes}"
     if fit.candidates:
         yield f"   tokens/s are of one rank; {SURER}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import ZsimError, shown, visible
+from zsim.io.files import obstacle
 from zsim.io.json_reader import TwiceError, loads
 
 MAX_BYTES = 256 * 2**20
@@ -110,13 +111,13 @@ def _rank(path: Path) -> int:
 def _table(path: Path) -> dict[str, Any]:
     try:
         if not path.is_file():
-            raise _unfit(path, "a plain file", "none")
+            raise OSError
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise _unfit(path, f"at most {MAX_BYTES:,} B", f"{size:,} B", "dump fewer entries")
         data = path.read_bytes()
     except OSError as error:
-        raise _unfit(path, "a file that can be read", str(error.strerror)) from None
+        raise _unfit(path, "a dump of a rank", obstacle(path, error)) from None
     if is_pickle(data):
         raise _unfit(path, "JSON", "a pickle", PICKLE)
     try:

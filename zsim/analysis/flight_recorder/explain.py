@@ -97,12 +97,12 @@ def _members(by_rank: Mapping[int, Dump], calls: Mapping[str, Calls]) -> dict[st
     Where none are told, the default group has all ranks."""
     members = {}
     for group, of_ranks in calls.items():
-        told = {rank for dump in by_rank.values() for rank in dump.members.get(group, ())}
-        if not told and any(
+        numbers = {rank for dump in by_rank.values() for rank in dump.members.get(group, ())}
+        if not numbers and any(
             dump.descriptions.get(group) == DEFAULT_GROUP for dump in by_rank.values()
         ):
-            told = set(by_rank)
-        members[group] = sorted(told | of_ranks.keys())
+            numbers = set(by_rank)
+        members[group] = sorted(numbers | of_ranks.keys())
     return members
 
 
@@ -112,7 +112,7 @@ def _differences(
     """The first collective in which the ranks of a group hang. Before it come those that ranks
     issued otherwise and yet completed, the first of each kind."""
     first = max((min(own) for own in calls.values()), default=0)  # older ones are overwritten
-    told, last = set[str](), newest(calls)
+    kinds, last = set[str](), newest(calls)
     for seq in sorted({seq for own in calls.values() for seq in own if seq >= first}):
         present = {rank: calls[rank][seq] for rank in members if seq in calls.get(rank, {})}
         expected = awaited(calls, members, seq, last)
@@ -122,8 +122,8 @@ def _differences(
         )
         findings = _unlike(seq, called, present, completed=completed)
         if completed:
-            findings = [finding for finding in findings if finding.kind not in told]
-            told |= {finding.kind for finding in findings}
+            findings = [finding for finding in findings if finding.kind not in kinds]
+            kinds |= {finding.kind for finding in findings}
             yield from findings
             continue
         findings += _absent(seq, called, present, expected, by_rank)

@@ -58,10 +58,10 @@ def opposite(heads: Mapping[str, Head]) -> Iterator[tuple[DumpFinding, list[str]
     while (ring := _ring(orders)):
         steps = list(_steps(ring, orders))
         ranks = sorted({min(ranks) for _, _, ranks in steps})
-        told = "; ".join(_told(heads[first], heads[then], ranks) for first, then, ranks in steps)
+        texts = "; ".join(_told(heads[first], heads[then], ranks) for first, then, ranks in steps)
         yield DumpFinding(
             kind="opposite order", group=heads[ring[0]].called, seq=heads[ring[0]].seq,
-            ranks=tuple(ranks), text=f"groups are used in another order by other ranks: {told}",
+            ranks=tuple(ranks), text=f"groups are used in another order by other ranks: {texts}",
         ), ring
         for group in ring:
             orders.pop(group, None)

@@ -27,8 +27,8 @@ BATCHES = (2, 4, 8, 16, 32, 64)
 
 
 def _lookaheads(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """More units gathered ahead, where the strategy has options for that: by number, or one, two,
-    all of those that are no numbers."""
+    """More units gathered ahead, where the strategy has such options: by number, or by one, two
+    and all of their words."""
     options, strategy = scenario.options, STRATEGIES[scenario.strategy]
     depths = strategy.prefetch_depths
     least = max((getattr(options, name) for name in depths), default=0)
@@ -68,21 +68,21 @@ def _apart(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 
 def _wrapped(
-    scenario: Scenario, asked: wrapping.Wrapping, label: str
+    scenario: Scenario, policy: wrapping.Wrapping, label: str
 ) -> Iterator[tuple[str, Scenario]]:
     """The scenario with other units, if its are not what the trace has, or nothing to the strategy.
     """
     model = scenario.model
     if (
-        asked == scenario.wrapping
+        policy == scenario.wrapping
         or model.family == wrapping.TRACED
         or STRATEGIES[scenario.strategy].nests in ("nothing", "modules")
     ):
         return
-    if not tuple(wrapping.problems(asked, model)):
+    if not tuple(wrapping.problems(policy, model)):
         yield (
             label,
-            scenario.with_parts(wrapping=asked, model=wrapped(scenario.strategy, model, asked)),
+            scenario.with_parts(wrapping=policy, model=wrapped(scenario.strategy, model, policy)),
         )
 
 

@@ -231,20 +231,20 @@ def _with_memory(tried: Tried) -> Tried:
 def _smallest(candidates: Iterable[tuple[str, Scenario]], aim: Aim) -> list[Tried]:
     """The first candidate that hides and gains, alone, else the first of those with the largest
     gain; where none gains, the nearest one. Empty where none can be tried."""
-    seen: list[Tried] = []
+    attempts: list[Tried] = []
     for label, scenario in candidates:
         tried = _tried(label, scenario)
         if tried is not None:
-            seen.append(tried)
+            attempts.append(tried)
             if aim.is_met(tried.change) and aim.helps(tried.change):
                 return [tried]
-    return as_good_as_any([tried for tried in seen if aim.helps(tried.change)] or seen)
+    return as_good_as_any([tried for tried in attempts if aim.helps(tried.change)] or attempts)
 
 
-def as_good_as_any(seen: list[Tried]) -> list[Tried]:
+def as_good_as_any(attempts: list[Tried]) -> list[Tried]:
     """The first that takes no longer than any worth speaking of, alone."""
-    best = min((tried.change.ns_per_token for tried in seen), default=0.0)
-    return [tried for tried in seen if tried.change.ns_per_token <= best * (1 + NOTHING)][:1]
+    best = min((tried.change.ns_per_token for tried in attempts), default=0.0)
+    return [tried for tried in attempts if tried.change.ns_per_token <= best * (1 + NOTHING)][:1]
 
 
 def _breakeven(scenario: Scenario, aim: Aim) -> list[Tried]:

@@ -81,8 +81,8 @@ def lint(scenario: Scenario, *, ignore: Collection[str] = ()) -> tuple[LintFindi
             raise ArgumentError(where="ignore", expected=expected, found=described(name))
     for name in scenario.lint_ignore:
         if name not in RULES:
-            told = f"lint.ignore: expected {expected}, found {shown(name)}"
-            raise ScenarioError((f"{scenario.name}: {told}",))
+            problem = f"lint.ignore: expected {expected}, found {shown(name)}"
+            raise ScenarioError((f"{scenario.name}: {problem}",))
     case = LintCase(scenario)
     if scenario.cluster.lost_rails:  # before a mended step, whose collectives are not the user's
         _ = case.step_ns

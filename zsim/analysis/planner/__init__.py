@@ -49,9 +49,9 @@ def plan_for(
         scenario, nodes=nodes, micro_batches=micro_batches, global_batch=global_batch, vary=vary,
         seek=goal == "smallest",
     )
-    told = list(cases(scenario, space))
-    refused = [each for each in told if isinstance(each, Refused)]
-    able = [each for each in told if isinstance(each, PlanCase)]
+    every = list(cases(scenario, space))
+    refused = [each for each in every if isinstance(each, Refused)]
+    able = [each for each in every if isinstance(each, PlanCase)]
     reasons = {each.reason.removeprefix("Scenario: ") for each in refused}
     if vary and not able and len(reasons) == 1:
         raise ScenarioError((f"vary: {reasons.pop()}",))
@@ -61,7 +61,7 @@ def plan_for(
             refused.append(each)
         else:
             options.append(each)
-        say(f"{len(options) + len(refused):,} of {len(told):,} candidates")
+        say(f"{len(options) + len(refused):,} of {len(every):,} candidates")
     order = {case.name: number for number, case in enumerate(able)}
     options.sort(key=lambda option: order[option.name])
     taken = _taken(options, request)
@@ -102,8 +102,8 @@ def _request(
 
 
 def _taken(options: Sequence[Option], request: Request) -> Option | None:
-    """The option that the goal chooses among those that fit and are in time; a TIGHT one only where
-    none fits. Of two that are as good the one that comes first shards and recomputes less."""
+    """The option that the goal chooses among those that fit and are in time. A TIGHT one is taken
+    only if none fits; of two as good, the first shards and recomputes less."""
     for verdict in ("FITS", "TIGHT"):
         able = [
             each for each in options

@@ -1,8 +1,8 @@
-"""Bounds of a candidate that need no Program: bytes that it has at least, and nanoseconds that it
-takes at least. What they rule out need not be planned.
+"""Lower bounds of a candidate's bytes and nanoseconds, computed without a Program. Candidates that
+they rule out are not planned.
 
-They are proved. Every parameter, gradient and optimizer state lives when the optimizer steps. What
-backward needs of forward lives when forward ends, and parameters and optimizer states then too. And
+They are proved. Every parameter, gradient and optimizer state lives when the optimizer steps.
+Tensors saved for backward live when forward ends, and parameters and optimizer states then too. And
 a step has all kernels of forward and backward, one behind the other.
 """
 

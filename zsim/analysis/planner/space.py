@@ -21,7 +21,7 @@ from zsim.scenario.tables import in_line
 from zsim.strategies import LADDER, STRATEGIES
 
 STRATEGY = "strategy.name"
-"""The key that, where it varies, takes the place of the strategies that `zsim fit` compares."""
+"""The key whose values replace the strategies that `zsim fit` compares."""
 MAX_SIZES = 256
 """Most combinations of nodes, micro-batch and other keys; each has some 18 strategies."""
 MOST_NODES = 256
@@ -31,15 +31,15 @@ MOST_NODES = 256
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """Numbers of nodes, micro-batches, and the global batch in sequences, which accumulation fills.
-    `vary`: values of other keys of the scenario, by dotted key. `asked`: the user named the global
-    batch.
+    `vary`: values of other keys of the scenario, by dotted key. `is_fixed`: the user named the
+    global batch.
     """
 
     nodes: tuple[int, ...]
     micro_batches: tuple[int, ...]
     global_batch: int
     vary: Axes = field(default_factory=lambda: Axes({}))
-    asked: bool = False
+    is_fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ def space_of(
         whole = lcm(whole, MOST_NODES * devices)
     elif all(type(size) is int and 1 <= size <= MAX_SIZES for size in nodes):
         whole = lcm(whole, *(size * devices for size in nodes))
-    asked = {"nodes": nodes, "micro_batches": micro_batches, "global_batch": (whole,)}
-    for where, sizes in asked.items():
+    lists = {"nodes": nodes, "micro_batches": micro_batches, "global_batch": (whole,)}
+    for where, sizes in lists.items():
         if any(type(size) is not int or size < 1 for size in sizes):
             raise ArgumentError(
                 where=where, expected="numbers from 1 on", found=", ".join(map(str, sizes))[:60]
@@ -104,7 +104,7 @@ def space_of(
     most = max(1, whole // scenario.world_size)
     powers = {2**n for n in range(most.bit_length()) if 2**n <= most}
     chosen = Space(
-        asked=global_batch is not None, vary=varied, nodes=tuple(sorted(set(nodes or (own,)))),
+        is_fixed=global_batch is not None, vary=varied, nodes=tuple(sorted(set(nodes or (own,)))),
         global_batch=whole,
         micro_batches=tuple(sorted(set(micro_batches or (powers | {batch.micro_batch})))),
     )
@@ -127,9 +127,9 @@ def cases(scenario: Scenario, space: Space) -> Iterator[PlanCase | Refused]:
         space.nodes, space.micro_batches, [*space.vary.points()]
     ):
         varied = {key: f", {key} = {in_line(value)}" for key, value in values.items()}
-        told = "".join(varied.values())
+        suffix = "".join(varied.values())
         options = "".join(text for key, text in varied.items() if key != STRATEGY)
-        size = f"{counted(nodes, 'node')}, micro_batch = {micro_batch}{told}"
+        size = f"{counted(nodes, 'node')}, micro_batch = {micro_batch}{suffix}"
         try:
             changed = scenario.with_(**changes_of(values))
             sized = _sized(changed, space, nodes=nodes, micro_batch=micro_batch)
@@ -142,7 +142,7 @@ def cases(scenario: Scenario, space: Space) -> Iterator[PlanCase | Refused]:
         named = STRATEGY in values
         for name, case in fit.cases(sized, ladder=(sized.strategy,) if named else LADDER):
             problems = refusals.problems(case)
-            able = PlanCase(name + (options if named else told), case)
+            able = PlanCase(name + (options if named else suffix), case)
             yield Refused(able.name, problems[0]) if problems else able
 
 

@@ -81,8 +81,8 @@ class Plan:
     @property
     def reasons(self) -> tuple[tuple[str, str], ...]:
         """Every candidate but the one to take, with the reason against it."""
-        told = ((each.name, each.reason) for each in self.options if each is not self.recommended)
-        return (*told, *self.refused)
+        others = (option for option in self.options if option is not self.recommended)
+        return (*((option.name, option.reason) for option in others), *self.refused)
 
     @property
     def alike(self) -> tuple[Option, ...]:
@@ -152,7 +152,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield (
         f"{plan.scenario.name}: {request.goal} way to train {plan.scenario.model.name}, "
         f"{space.global_batch:,} sequences a step"
-        f"{'' if space.global_batch == own or space.asked else other}"
+        f"{'' if space.global_batch == own or space.is_fixed else other}"
     )
     front, days = plan.front, f" {'days':>7}" if request.tokens else ""
     shown = _shown(plan, front)
@@ -209,7 +209,7 @@ def _kind(reason: str) -> str:
     }
     head = next((text for begin, text in heads.items() if reason.startswith(begin)), "")
     if head or "sequences are no multiple" in reason:
-        return head or "with sizes that do not divide the global batch"
+        return head or "do not divide the global batch"
     if " are asked" in reason:
         return "too dear for the budget" if reason.startswith("costs") else "too slow for the days"
     return "on the front as well" if reason.endswith("% time") else reason

@@ -25,7 +25,7 @@ from zsim.scenario.scenario_argument import require_scenario
 __all__ = ["Axes", "Sweep", "SweepError", "read", "sweep"]
 
 DIED = {
-    "status": "died", "reason": "its worker was killed, perhaps for lack of memory",
+    "status": "died", "reason": "worker killed, perhaps for lack of memory",
     **dict.fromkeys(FIGURES),
 }
 
@@ -87,13 +87,13 @@ def _compute(
 ) -> None:
     """Add the rows that `rows` lacks; equal points are computed once."""
     missing = {key: point for key, point in zip(keys, points, strict=True) if key not in rows}
-    todo, begun, told = list(missing), time.monotonic(), 0.0
+    todo, begun, printed_at = list(missing), time.monotonic(), 0.0
     for number, row in kinds.results(row_of, list(missing.values()), on=on, workers=workers):
         key = todo[number]
         rows[key] = DIED if row is None else row
         journal.add(key, rows[key])
         done, now = len(rows) - (len(set(keys)) - len(todo)), time.monotonic()
-        if now - told > 0.5:
-            told = now
+        if now - printed_at > 0.5:
+            printed_at = now
             left = (now - begun) / done * (len(todo) - done)
             say(f"{done:,} of {counted(len(todo), 'point')}, {left:,.0f} s left")

@@ -22,6 +22,7 @@ from typing import Any
 from zsim.errors import ZsimError, shown
 from zsim.io import limits
 from zsim.io.arguments import path_of
+from zsim.io.files import obstacle
 from zsim.scenario.scenario import Scenario, load
 from zsim.scenario.tables import merged
 
@@ -109,7 +110,7 @@ def read(path: str | PathLike[str]) -> tuple[Scenario, Axes]:
         table = tomllib.loads(limits.check_text(data, where=str(file)))
     except OSError as error:
         raise SweepError(
-            where=str(file), expected="a file that can be read", found=str(error.strerror)
+            where=str(file), expected="a sweep's file", found=obstacle(file, error)
         ) from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SweepError(where=str(file), expected="TOML", found=str(error)) from None

@@ -44,7 +44,7 @@ class Point:
     values: Mapping[str, Any]
 
     def key(self) -> str:
-        """Digits that differ where the row may: of tables, files that they name, and version."""
+        """Hash of everything that the row depends on: tables, the files they name, and version."""
         tables = merged(self.tables, changes_of(self.values))
         files = sorted(_files(tables, self.folder))
         digests = [(name, _digest(str(Path(self.folder, name)))) for name in files]

@@ -73,14 +73,8 @@ def lines(sweep: Sweep) -> Iterator[str]:
 def _table(sweep: Sweep, rows: Sequence[Row]) -> Iterator[str]:
     names, best = list(sweep.axes.values), sweep.best
     chosen = sorted(rows, key=lambda row: row["point"])
-    titles = [name.rpartition(".")[2] for name in names]
-    if len(set(titles)) < len(names):  # as of optimizer.name and strategy.name
-        titles = names
-    widths = [
-        max([len(title), *(len(short(row[name])) for row in chosen)])
-        for title, name in zip(titles, names, strict=True)
-    ]
-    heads = "  ".join(f"{title:{width}}" for title, width in zip(titles, widths, strict=True))
+    widths = [max([len(name), *(len(short(row[name])) for row in chosen)]) for name in names]
+    heads = "  ".join(f"{name:{width}}" for name, width in zip(names, widths, strict=True))
     yield f"   {heads}  {'':5} {'needs':>10} {'step':>10} {'tokens/s':>11}"
     front = {row["point"] for row in sweep.front}
     for row in chosen:

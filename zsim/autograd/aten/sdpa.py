@@ -62,19 +62,19 @@ def sdpa_kernel(op: Operator, sizes: Sizes) -> str:
 def without_kernel(op: Operator, *, device: Device, nbytes: int) -> str:
     """The reason for which torch has no kernel for this attention, or "". Elements have `nbytes`.
     """
-    asked = op.implementation
-    if asked == "efficient" and device == "cpu":
+    implementation = op.implementation
+    if implementation == "efficient" and device == "cpu":
         return "memory-efficient attention has no kernel on a CPU"
-    if asked == "efficient" and op.num_heads != op.num_kv_heads:
+    if implementation == "efficient" and op.num_heads != op.num_kv_heads:
         return "memory-efficient attention has no kernel for grouped keys and values"
-    if asked == "efficient" and not efficient_takes(op.head_dim, nbytes=nbytes):
+    if implementation == "efficient" and not efficient_takes(op.head_dim, nbytes=nbytes):
         return (
             f"memory-efficient attention has no kernel for heads of {op.head_dim}, which is no "
             f"multiple of {LOADED_NBYTES // nbytes}"
         )
-    if asked == "flash" and device == "cuda" and nbytes == 4:
+    if implementation == "flash" and device == "cuda" and nbytes == 4:
         return "flash attention has no kernel for float32 on CUDA"
-    if asked == "flash" and device == "cuda" and op.head_dim > MAX_FLASH_HEAD:
+    if implementation == "flash" and device == "cuda" and op.head_dim > MAX_FLASH_HEAD:
         return f"flash attention has no kernel for heads of {op.head_dim}, {MAX_FLASH_HEAD} at most"
     return ""
 
@@ -132,9 +132,9 @@ def _padded(op: Operator, sizes: Sizes) -> Iterator[Call]:
             backward_moved=moved,
         )
     yield _fused(replace(wide, inputs=padded), sizes)
-    given, cut = column * op.num_heads * op.head_dim, f"{name}.cut"
-    yield view(wide.output, cut, given, copies_gradient=True, drops=padded[::-1])
-    yield clone(cut, name, given, copies=op.num_heads > 1, drops=(wide.output,))
+    numel, cut = column * op.num_heads * op.head_dim, f"{name}.cut"
+    yield view(wide.output, cut, numel, copies_gradient=True, drops=padded[::-1])
+    yield clone(cut, name, numel, copies=op.num_heads > 1, drops=(wide.output,))
 
 
 def _views(op: Operator) -> tuple[str, ...]:
@@ -213,9 +213,9 @@ def math(op: Operator, sizes: Sizes) -> Iterator[Call]:
     grouped, long, casts = op.num_kv_heads != op.num_heads, length > 1, sizes.nbytes == 2
     split = long and op.num_heads > 1
     copies = split and sequences > 1
-    given = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
+    size = sizes.nbytes * sizes.tokens * op.num_heads * op.head_dim
     wide = replace(sizes, nbytes=4)
-    nbytes, shared = 4 * given // sizes.nbytes, given // op.num_heads * op.num_kv_heads
+    nbytes, shared = 4 * size // sizes.nbytes, size // op.num_heads * op.num_kv_heads
     heads = {part: f"{name}.{part}" for part in ("query", "key", "value")}
     views = list(zip(op.inputs, heads.items(), strict=True))
     for source, (part, own) in (*views[1:], views[0]) if op.fused_inputs else views:
@@ -228,7 +228,7 @@ def math(op: Operator, sizes: Sizes) -> Iterator[Call]:
             and not turns
             and source in op.inputs[op.num_by_head :]
         )
-        yield view(source, own, given if queries else shared, copies_gradient=copied, turns=turned)
+        yield view(source, own, size if queries else shared, copies_gradient=copied, turns=turned)
     if casts:
         for part, own in heads.items():
             heads[part] = f"{own}.float"
@@ -278,12 +278,12 @@ def math(op: Operator, sizes: Sizes) -> Iterator[Call]:
         narrow = f"{name}.narrow"
         drops = (product, f"{name}.heads", *held)
         yield Call(
-            operator="cast", inputs=(f"{name}.heads",), output=narrow, nbytes=given,
+            operator="cast", inputs=(f"{name}.heads",), output=narrow, nbytes=size,
             gradients=(f"{name}.heads",), drops=drops,
         )
         product, flat = narrow, {"passes": (narrow,)}
     yield Call(
-        operator="clone", inputs=(product,), output=name, nbytes=given, view=not split,
+        operator="clone", inputs=(product,), output=name, nbytes=size, view=not split,
         drops=(product,), **flat,
     )
 

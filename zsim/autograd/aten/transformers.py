@@ -215,16 +215,16 @@ def rotate_part(op: Operator, sizes: Sizes) -> Iterator[Call]:
     """Phi3's apply_rotary_pos_emb: the first `in_features` of each head are turned, and put before
     the rest. Where that is empty, its gradient is as large all the same, and the other's a view."""
     (query, key), key_out = op.inputs, op.output
-    asked = ((query, f"{key_out}.query", op.num_heads), (key, key_out, op.num_kv_heads))
+    rotated = ((query, f"{key_out}.query", op.num_heads), (key, key_out, op.num_kv_heads))
     element = sizes.nbytes * sizes.tokens
     rest = op.head_dim - op.in_features
-    for source, name, heads in asked:
+    for source, name, heads in rotated:
         yield view(
             source, f"{name}.first", element * heads * op.in_features, copies_gradient=rest > 0
         )
         yield view(source, f"{name}.rest", element * heads * rest, copies_gradient=True)
     turns = replace(op, head_dim=op.in_features)
-    for _, name, heads in asked:
+    for _, name, heads in rotated:
         turned, nbytes = f"{name}.turned", element * heads * op.head_dim
         joined = (turned, f"{name}.rest")
         yield from _turned(f"{name}.first", turned, heads, turns, sizes)

@@ -68,7 +68,7 @@ def lower(
         checkpointing=checkpointing, checkpointed=checkpointed, autocast=autocast,
         leaves=unit_hooks != "fsdp1_views", saving=saving,
     )
-    far = saving is not None and saving.what == "checkpoint_inputs"  # blocks free others' inputs
+    far = saving is not None and saving.tensors == "checkpoint_inputs"  # blocks free others' inputs
     if repeats(model) or model.nested or far:
         return lower_each(model)
     runs = list(_runs(model.modules, checkpointed, frozen=model.frozen))
@@ -188,7 +188,7 @@ def _renamed(traced: LoweredModule, module: Module, names: dict[str, Buffer]) ->
         input_needs_gradient=traced.input_needs_gradient,
         recompute=traced.recompute,
         freed_with_autocast_cache=tuple(
-            Free(names[given.buffer]) for given in traced.freed_with_autocast_cache
+            Free(names[cached.buffer]) for cached in traced.freed_with_autocast_cache
         ),
         differentiates=traced.differentiates,
     )

@@ -131,7 +131,7 @@ def _read_later(modules: tuple[Module, ...], module: Module, called: str) -> fro
 def cut_regions(
     block: tuple[ModulePart, ...], checkpointing: Checkpointing, *, packs: bool = False
 ) -> None:
-    """Mark the stretches of a block's steps that are recomputed; where nothing is saved for
+    """Mark the regions of a block's steps that are recomputed; where nothing is saved for
     backward, nothing is. A hook `packs` their inputs."""
     by_operator = {
         operator: step
@@ -146,17 +146,17 @@ def cut_regions(
             step.cached = operator in kept and any(
                 call.operator == operator.kind for call in step.calls
             )
-        stretch = [by_operator[operator] for operator in operators]
-        if any(packs_something(call) for step in stretch for call in step.calls):
+        region = [by_operator[operator] for operator in operators]
+        if any(packs_something(call) for step in region for call in step.calls):
             reads = tuple(value for operator in operators for value in operator.reads)
-            _tell_units(block, stretch)
-            Region.of(stretch, reads=reads, stops_early=checkpointing.early_stop, packs=packs)
+            _tell_units(block, region)
+            Region.of(region, reads=reads, stops_early=checkpointing.early_stop, packs=packs)
 
 
-def _tell_units(block: tuple[ModulePart, ...], stretch: list[OperatorCalls]) -> None:
-    """Tell each step of a `stretch` that goes beyond a unit in the `block` in which unit it is."""
+def _tell_units(block: tuple[ModulePart, ...], region: list[OperatorCalls]) -> None:
+    """Tell each step of a `region` that goes beyond a unit in the `block` in which unit it is."""
     for part in block:
-        if part.module.inside and len(stretch) > len(part.steps):
+        if part.module.inside and len(region) > len(part.steps):
             for step in part.steps:
                 step.inside, step.entry = part.module.unit, part.taken
 

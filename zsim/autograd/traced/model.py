@@ -253,8 +253,8 @@ def check_whole(model: TracedModel) -> TracedModel:
     """Check as `check` does, and require a variant with raw inputs where the model's inputs are
     cast."""
     known = {v.checkpointing for v in model.hook_variants if v.unit_hooks == "raw_inputs"}
-    for asked, lowered in ((NO_CHECKPOINTING, model.lowered), *model.recomputing):
-        if asked not in known and any(map(_casts_input, lowered)):
+    for policy, lowered in ((NO_CHECKPOINTING, model.lowered), *model.recomputing):
+        if policy not in known and any(map(_casts_input, lowered)):
             raise _broken(
                 model.name,
                 "a form with the model's own inputs beside the form with cast inputs",
@@ -266,9 +266,9 @@ def check_whole(model: TracedModel) -> TracedModel:
 def check(model: TracedModel) -> TracedModel:
     """`model` itself; TracedModelError for the first law of `traced_checks` that it breaks."""
     known = {(v.unit_hooks, v.checkpointing) for v in model.hook_variants}
-    traced = {NO_CHECKPOINTING, *(asked for asked, _ in model.recomputing)}
+    traced = {NO_CHECKPOINTING, *(policy for policy, _ in model.recomputing)}
     _require_laws(model, [model.lowered, *(lowered for _, lowered in model.recomputing)])
-    if len(known) < len(model.hook_variants) or {asked for _, asked in known} - traced:
+    if len(known) < len(model.hook_variants) or {policy for _, policy in known} - traced:
         raise _broken(
             model.name,
             "one form for each way of autograd and each activation checkpointing that was traced",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from errno import EINVAL
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +21,7 @@ from zsim.autograd.traced.model import FAMILY, TracedModel, TracedModelError
 from zsim.autograd.traced.schema import EVENTS, FILE, SIGNS
 from zsim.errors import shown
 from zsim.io import files
+from zsim.io.files import obstacle
 from zsim.io.json_reader import TwiceError, loads
 from zsim.io.json_tables import complaint
 from zsim.models.spec import ROOT, ParamGroup
@@ -55,16 +55,15 @@ def load_all(path: str | Path) -> tuple[TracedModel, ...]:
 def _data(path: str | Path) -> bytes:
     try:
         if Path(path).is_fifo() or Path(path).is_char_device():  # which may never end
-            raise OSError(EINVAL, "a pipe or a device")
+            raise OSError
         with Path(path).open("rb") as file:
             return file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # a path may hold what no path can
-        problem = error.strerror if isinstance(error, OSError) else "a path that cannot be one"
-        missing = isinstance(error, FileNotFoundError)
         raise TracedModelError(
             where=repr(str(path)[:200]), expected="a traced model",
-            found="no such file" if missing else str(problem),
-            remedy="`zsim trace mymodel:MyModel` makes one" if missing else "",
+            found=obstacle(Path(path), error) if isinstance(error, OSError)
+            else "a path that cannot be one",
+            remedy="`zsim trace mymodel:MyModel` makes one",
         ) from None
 
 
@@ -80,13 +79,13 @@ def parse(
     if len(models) == 1:
         return models[0]
     known = {(m.batch.micro_batch, m.batch.sequence_length): m for m in models}
-    asked = None if batch is None else (batch.micro_batch, batch.sequence_length)
-    if asked in known:
-        return known[asked]
-    told = ", ".join(f"{micro_batch} x {length}" for micro_batch, length in sorted(known))
+    shape = None if batch is None else (batch.micro_batch, batch.sequence_length)
+    if shape in known:
+        return known[shape]
+    shapes = ", ".join(f"{micro_batch} x {length}" for micro_batch, length in sorted(known))
     raise TracedModelError(
-        where=where, expected=f"a micro-batch x sequence length at which it was traced: {told}",
-        found="none" if asked is None else f"{asked[0]} x {asked[1]}",
+        where=where, expected=f"a micro-batch x sequence length at which it was traced: {shapes}",
+        found="none" if shape is None else f"{shape[0]} x {shape[1]}",
         remedy="name it in --micro-batch and --sequence-length of `zsim trace`",
     )
 
@@ -180,7 +179,7 @@ def _model(
         idle=tuple(unit.fqn for unit in units if unit.fqn not in used),
         lowered=traced.whole(module for module, _ in rows),
         devices=tuple(device for device in traced.DEVICES if device in devices),
-        recomputing=tuple((asked, traced.whole(again)) for asked, again in recomputing),
+        recomputing=tuple((policy, traced.whole(again)) for policy, again in recomputing),
         hook_variants=hook_variants, **others,
     )
 

@@ -24,6 +24,7 @@ from zsim.calibration.records import (
     content,
     decoded,
 )
+from zsim.io.files import obstacle
 
 MAX_FILES = 1000
 SUFFIXES = (".csv", ".txt", ".log", ".out", ".json")
@@ -89,7 +90,7 @@ def _no_plain_file(path: Path) -> str:
         )
     if not path.exists():
         return "a link to a file that is not here"
-    return "" if path.is_file() else "no plain file, but a pipe or a device"
+    return obstacle(path)
 
 
 def rows(

@@ -36,12 +36,12 @@ def step(path: Path, *, name: str, scenarios: Path | None) -> Step | Skipped:
         raise MeasurementError(
             where=error.where, expected=error.expected, found=error.found, remedy=error.remedy
         ) from None
-    asked = _scenario_of(run, scenarios)
-    reason = _why_not(run, asked)
-    if reason or asked is None:
+    simulated = _scenario_of(run, scenarios)
+    reason = _why_not(run, simulated)
+    if reason or simulated is None:
         return Skipped(source=name, line=1, reason=reason)
     return Step(
-        source=name, line=1, scenario=asked, seconds=(run.step_time_ns or 0) / 1e9,
+        source=name, line=1, scenario=simulated, seconds=(run.step_time_ns or 0) / 1e9,
         simulated=run.backend == "sim",
     )
 
@@ -52,20 +52,20 @@ def _scenario_of(run: RunRecord, folder: Path) -> Scenario | None:
         if path.stem != run.scenario:
             continue
         try:
-            asked = scenario.load(path)
+            loaded = scenario.load(path)
         except ZsimError:
             continue
-        if asked.fingerprint == run.provenance.get("fingerprint"):
-            return asked
+        if loaded.fingerprint == run.provenance.get("fingerprint"):
+            return loaded
     return None
 
 
-def _why_not(run: RunRecord, asked: Scenario | None) -> str:
-    if asked is None:
+def _why_not(run: RunRecord, simulated: Scenario | None) -> str:
+    if simulated is None:
         return f"no scenario {run.scenario[:60]} with the Run's fingerprint below --scenarios"
     if not run.complete or not run.step_time_ns:
         return "no step time: the Run is not complete, or its backend sees no time"
-    ran_on, cluster = run.provenance.get("device", "an unknown device"), asked.cluster
+    ran_on, cluster = run.provenance.get("device", "an unknown device"), simulated.cluster
     if ran_on != cluster.kind and not is_called(cluster.device.name, ran_on):
         return (
             f"ran on {ran_on[:40]}, and the scenario's cluster is of "

@@ -288,8 +288,7 @@ def quiet(slopes: Sequence[Sequence[float]], constants: Sequence[tuple[str, Knob
 def _heard(
     cases: Sequence[Case], slopes: Sequence[Sequence[float]], constants: Sequence[tuple[str, Knob]]
 ) -> Iterator[str]:
-    """The constants that some row's time depends on; of attention those of the kernels that the row
-    ran."""
+    """Constants that some row's time depends on; for attention, those of the row's own kernels."""
     for case, row in zip(cases, slopes, strict=True):
         for slope, (_, knob) in zip(row, constants, strict=True):
             if slope and knob.name.startswith(OF_ATTENTION):

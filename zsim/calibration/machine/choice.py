@@ -12,6 +12,7 @@ from zsim.calibration.machine import device_file, machine_file, shaped
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.errors import ArgumentError, ZsimError
 from zsim.io.arguments import described, path_of
+from zsim.io.files import obstacle
 from zsim.runs import fault_support, simulator
 from zsim.runs.backend import Backend, Capabilities, Gpus, MeasuringBackend, RunOptions
 from zsim.scenario.parts import cluster_file
@@ -26,9 +27,11 @@ COMPUTES = ("real", "emulated")
 def find_machine(
     capabilities: Capabilities, scenario: Scenario, cluster: str | PathLike[str] | None
 ) -> Path | None:
-    """The file of the machine that real ranks run on: `cluster` where it is given, else what
-    `zsim calibrate --here` has left in the user's cache; None where there is none, or where that of
-    GPUs says nothing of the scenario."""
+    """The cluster file of this machine: `cluster`, else the file of `zsim calibrate --here` in the
+    user's cache.
+
+    None without one, or where the file of this machine's GPUs does not fit the scenario.
+    """
     if cluster is not None:
         remedy = "`zsim calibrate --here --out FILE.toml` writes one"
         path = path_of(
@@ -36,7 +39,7 @@ def find_machine(
         )
         if not path.is_file():
             raise ArgumentError(
-                where="cluster", expected="a cluster's file", found=f"none at {path}",
+                where=f"cluster: {path}", expected="a cluster's file", found=obstacle(path),
                 remedy=remedy,
             )
         return path
@@ -58,7 +61,7 @@ def reason_for_preset(gpus: Gpus, scenario: Scenario) -> str:
     file of a calibration has them."""
     cached = machine_file.cached(scenario.world_size, gpus)
     if not cached.is_file():
-        return "nobody has measured them; `zsim calibrate --here --backend nccl` does"
+        return "not calibrated here; `zsim calibrate --here --backend nccl` does"
     cluster = cluster_file.load(str(cached), folder=None, nodes=1, ranks=None)
     return device_file.unfit(cluster, scenario)
 

@@ -137,9 +137,9 @@ def unfit(cluster: ClusterSpec, scenario: Scenario) -> str:
     """
     own = scenario.cluster
     if own.kind == "cuda" and own.device.name != cluster.device.name:
-        return f"it has {cluster.device.name}, and the scenario {own.device.name}"
+        return f"{cluster.device.name} here, {own.device.name} in the scenario"
     if own.kind == "cuda" and own.num_nodes > 1:
-        return f"it is one node, and the scenario has {own.num_nodes}"
+        return f"one node here, {own.num_nodes} in the scenario"
     if scenario.world_size > cluster.devices_per_node:
-        return f"it has {cluster.devices_per_node} GPUs, and the scenario {scenario.world_size}"
+        return f"{cluster.devices_per_node} GPUs here, {scenario.world_size} in the scenario"
     return ""

@@ -217,9 +217,9 @@ def _wake(request: MachineRequest, measured: MachineMeasurements) -> int:
     the same collectives soon after another."""
     alone = _alone(request, measured)
     waits = [
-        _mean(lasted) - alone[asked.kind, asked.nbytes]
-        for asked, lasted in zip(request.collectives, measured.collectives, strict=True)
-        if asked.computed_ns == TICK_NS
+        _mean(lasted) - alone[timed.kind, timed.nbytes]
+        for timed, lasted in zip(request.collectives, measured.collectives, strict=True)
+        if timed.computed_ns == TICK_NS
     ]
     return max(0, round(sum(waits) / len(waits))) if waits else 0
 
@@ -229,9 +229,9 @@ def _interference(request: MachineRequest, measured: MachineMeasurements) -> flo
     their times."""
     alone = _alone(request, measured)
     lost = {
-        asked.kind: _mean(lasted)
-        for asked, lasted in zip(request.collectives, measured.collectives, strict=True)
-        if asked.beside
+        timed.kind: _mean(lasted)
+        for timed, lasted in zip(request.collectives, measured.collectives, strict=True)
+        if timed.beside
     }
     taken = sum(alone[kind, BESIDE_NBYTES] for kind in lost)
     return min(LARGEST_LOSS, sum(lost.values()) / taken) if taken else 0.0
@@ -242,9 +242,9 @@ def _alone(
 ) -> dict[tuple[str, int], float]:
     """The mean time of collectives over all ranks soon after another, by kind and bytes."""
     return {
-        (asked.kind, asked.nbytes): _mean(lasted)
-        for asked, lasted in zip(request.collectives, measured.collectives, strict=True)
-        if asked.computed_ns == SOON_NS and asked.ranks == request.world_size and not asked.beside
+        (timed.kind, timed.nbytes): _mean(lasted)
+        for timed, lasted in zip(request.collectives, measured.collectives, strict=True)
+        if timed.computed_ns == SOON_NS and timed.ranks == request.world_size and not timed.beside
     }
 
 
@@ -257,11 +257,11 @@ def _times(
     that or nothing; a step has the mean.
     """
     curves: dict[tuple[str, int], list[tuple[int, int, float]]] = {}
-    for asked, times in zip(request.collectives, measured.collectives, strict=True):
-        if asked.computed_ns == TICK_NS or asked.beside:
+    for timed, times in zip(request.collectives, measured.collectives, strict=True):
+        if timed.computed_ns == TICK_NS or timed.beside:
             continue
-        curves.setdefault((asked.kind, asked.ranks), []).append(
-            (asked.nbytes, round(_mean(times)), _doubt(times))
+        curves.setdefault((timed.kind, timed.ranks), []).append(
+            (timed.nbytes, round(_mean(times)), _doubt(times))
         )
     return tuple(
         MeasuredTimes(

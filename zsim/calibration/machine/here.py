@@ -51,9 +51,9 @@ def gpus_calibrated(
     if world_size > 1:
         fit_steps.solver()  # a missing scipy is said before anything is measured
     node = base.with_ranks(world_size)
-    asked, began = device_request(node.device, world_size, quick=quick), time.monotonic()
+    requested, began = device_request(node.device, world_size, quick=quick), time.monotonic()
     source = device_file.source_of(gpus, world_size, time.strftime("%Y-%m-%d"))
-    fitted = device_fit.fit(asked, backend.measure_device(asked), node, source=source)
+    fitted = device_fit.fit(requested, backend.measure_device(requested), node, source=source)
     seconds = time.monotonic() - began
     text = device_file.text(fitted, base, source=source, seconds=seconds)
     return CalibratedGpus(fitted=fitted, text=text, seconds=seconds)
@@ -68,8 +68,8 @@ def calibrated(backend: Backend, *, world_size: int, quick: bool) -> Calibrated:
             where=f"backend {backend.name}", expected="one that measures its machine",
             found="none of that", remedy="use --backend gloo",
         )
-    asked, began = request(world_size, quick=quick), time.monotonic()
-    fitted = fit(asked, measure(asked))
+    requested, began = request(world_size, quick=quick), time.monotonic()
+    fitted = fit(requested, measure(requested))
     seconds = time.monotonic() - began
     text = machine_file.text(
         fitted, world_size=world_size, date=time.strftime("%Y-%m-%d"), seconds=seconds

@@ -34,7 +34,7 @@ def calibrated(
     groups = [(ranks, 1) for ranks in range(2, layout.hosts + 1) if layout.hosts % ranks == 0]
     if layout.uplink is not None and layout.hosts_per_node > 1:
         groups.append((layout.nodes, layout.hosts_per_node))
-    asked = [
+    collectives = [
         CollectiveRequest(
             kind=kind, nbytes=nbytes, ranks=ranks, stride=stride, apart_ns=APART_NS,
             repeats=_repeats(nbytes, layout),
@@ -44,11 +44,11 @@ def calibrated(
         for nbytes in SIZES
     ]
     measured = backend.measure(MachineRequest(
-        world_size=layout.hosts, scenarios=(), collectives=tuple(asked), repeats=1,
+        world_size=layout.hosts, scenarios=(), collectives=tuple(collectives), repeats=1,
         timeout_s=300.0, testbed=layout,
     ))
     points: dict[tuple[str, int, int], list[tuple[int, int, float]]] = {}
-    for each, times in zip(asked, measured.collectives, strict=True):
+    for each, times in zip(collectives, measured.collectives, strict=True):
         group = each.kind, each.ranks, each.stride
         points.setdefault(group, []).append((each.nbytes, round(median(times)), 0.0))
     return cluster_on(layout, base=base, times=tuple(

@@ -149,7 +149,7 @@ def _contradictions(result: Result, op: str, ranks: int) -> Iterator[str]:
         yield "size or time is not above 0"
         return
     if result.operation and (result.operation == "none") == (op in REDUCTIONS):
-        yield f"its operation is {result.operation[:20]}, which contradicts {op}"
+        yield f"operation {result.operation[:20]} contradicts {op}"
     parts = ranks if op in OF_PARTS else 1
     nbytes = result.count * parts * TYPE_BYTES.get(result.dtype, 0)
     if nbytes not in (0, result.nbytes):  # nccl-tests rounds sizes to whole elements first

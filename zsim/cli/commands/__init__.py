@@ -63,17 +63,19 @@ COMMANDS = {
         "analysis.diff", "two scenarios simulated, figure by figure, for a pull request"
     ),
     "doctor": Command(
-        "setup.doctor", "what is installed, what can run here, and how to get the rest"
+        "setup.doctor", "installed parts, backends that run here, and how to get the rest"
     ),
     "completion": Command("setup.completion", "a script that completes zsim's commands in a shell"),
     "lint": Command(
-        "analysis.lint", "what a scenario does that you may not want, and what it costs"
+        "analysis.lint", "costly mistakes of a scenario, with their cost"
     ),
     "checkpoint": Command(
         "analysis.checkpoint",
         "files of a scenario's checkpoint, time and memory to save and load it",
     ),
-    "explain": Command("analysis.explain", "why a job hung, from its ranks' NCCL flight recorders"),
+    "explain": Command(
+        "analysis.explain", "cause of a hang, from its ranks' NCCL flight recorders"
+    ),
     "list": Command("setup.listing", "list scenarios, models, clusters, strategies, backends"),
 }
 

@@ -73,7 +73,7 @@ def print_answer(
     for index in range(0, len(ridge), size or 1):
         label, nbytes = max(ridge[index : index + size], key=lambda point: point[1])
         say(f"{index:5} {label:28} {_bytes(nbytes)}  {_bars(nbytes, answer.allocated_bytes)}")
-    say("what lives at the peak")
+    say("live buffers at the peak")
     rows = list(alike(held))
     for kind, unit, nbytes, count in rows[:MOST_HOLDINGS]:
         say(f"      {kind:21} {unit:26} {_bytes(nbytes)} in {count:,}")
@@ -164,19 +164,19 @@ def _bars(nbytes: int, highest: int) -> str:
 
 def print_advice(effects: Sequence[Effect], nothing_fits: str = "") -> None:
     """Print bytes and step time of each change, and `nothing_fits` where no change suffices."""
+    surer = f"; {SURER}" if effects else ""
     _say_wrapped(
-        f"what would help, each planned and simulated again{f'; {SURER}' if effects else ''}",
-        hanging=2,
+        f"changes that save memory, each planned and simulated again{surer}", hanging=2
     )
     for effect in effects:
-        what = finding(effect)
+        text = finding(effect)
         more = f"{'+' if effect.added_ns >= 0 else '-'}{format_time(abs(effect.added_ns))} a step"
         time = f"{more}, {_between(effect.step_time_ns, effect.step_time_band_ns)}"
         then = (
             f"{effect.verdict}{f', {effect.running}' if effect.running else ''}, peak in "
             f"{effect.peak_at}{without(effect.dropped)}"
         )
-        _say_wrapped(f"      {effect.change}: {what}", hanging=10)
+        _say_wrapped(f"      {effect.change}: {text}", hanging=10)
         _say_wrapped(f"          {time}; then {then}", hanging=10)
     if nothing_fits:
         _say_wrapped(f"      {nothing_fits}", hanging=6)

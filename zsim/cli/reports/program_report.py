@@ -51,12 +51,12 @@ def route_rows(ways: Sequence[GroupRoutes]) -> list[tuple[str, str]]:
 
 def _parts(parts: Sequence[str]) -> str:
     """The parts of a route, a node by name only where it is another than that before."""
-    told, node = [], "node0"
+    names, node = [], "node0"
     for part in parts:
         own, _, name = part.rpartition(".")
-        told.append(name if own in ("", node) else part)
+        names.append(name if own in ("", node) else part)
         node = own or node
-    return " → ".join(told)
+    return " → ".join(names)
 
 
 def _options(scenario: Scenario) -> str:

@@ -151,8 +151,8 @@ def lines(
         )
     if hosted_ns:
         yield (
-            f"  {format_time(hosted_ns)} of the host's own step of the optimizer and its copies, "
-            "at its memory's bandwidth; more nodes to share them help, or states on the device"
+            f"  {format_time(hosted_ns)} of optimizer and copies on the host, bound by its "
+            "memory's bandwidth; more nodes help, or states on the device"
         )
     elif reasons.host_bound:
         yield (
@@ -172,16 +172,16 @@ def _proposals(helps: Hiding) -> Iterator[str]:
     if now.hides_all:
         yield f"communication is hidden: less than {100 * HIDDEN:.0f} % of the step is exposed"
         return
-    heading = "what would hide it"
+    heading = "changes that hide it"
     if now.hides:
         yield (
             f"fully overlapped: {percent(now.inside)} of the step is exposed, plus "
             f"{percent(now.at_ends)} at its ends, which cannot overlap; a larger micro-batch "
             f"spreads these over more tokens"
         )
-        heading = "what would make the ends shorter"
+        heading = "changes that shorten the ends"
     if helps.untried:
-        yield f"{heading} is not computed, to be done in seconds: {helps.untried}"
+        yield f"{heading} are not simulated: it would take minutes: {helps.untried}"
         return
     yield f"{heading} {tokens}:"
     for change in helps.changes:

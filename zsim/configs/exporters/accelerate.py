@@ -22,46 +22,46 @@ PREFETCHES = {"pre": "BACKWARD_PRE", "post": "BACKWARD_POST", "none": "NO_PREFET
 def write(scenario: Scenario) -> Exported:
     """The YAML; ScenarioError for a strategy that accelerate starts by another file."""
     require_strategy(scenario, "accelerate")
-    said, strategy = Said(scenario), STRATEGIES[scenario.strategy]
+    keys, strategy = Said(scenario), STRATEGIES[scenario.strategy]
     shards = strategy.formula.stage != "ddp"
-    said.say("strategy.name", "cluster.nodes", "cluster.ranks")
+    keys.say("strategy.name", "cluster.nodes", "cluster.ranks")
     nodes = -(-scenario.world_size // scenario.cluster.devices_per_node)
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if shards else "MULTI_GPU",
-        "mixed_precision": _precision(scenario, said),
+        "mixed_precision": _precision(scenario, keys),
         "num_machines": nodes, "machine_rank": 0, "num_processes": scenario.world_size,
         "main_training_function": "main",
     }
     if shards:
-        config["fsdp_config"] = _plugin(scenario, said)
+        config["fsdp_config"] = _plugin(scenario, keys)
     if strategy.asks_replicas:
         config["parallelism_config"] = {
             "parallelism_config_dp_replicate_size": scenario.mesh.dp_replicate,
             "parallelism_config_dp_shard_size": scenario.mesh.dp_shard,
         }
-        said.say("strategy.dp_replicate", "strategy.dp_shard")
+        keys.say("strategy.dp_replicate", "strategy.dp_shard")
     if not shards or scenario.mesh.dp_shard == scenario.world_size:
-        said.say("strategy.dp_shard", "strategy.dp_replicate")
-    return Exported(kind="accelerate", files={"": yaml_text(config)}, unsaid=said.unsaid())
+        keys.say("strategy.dp_shard", "strategy.dp_replicate")
+    return Exported(kind="accelerate", files={"": yaml_text(config)}, unsaid=keys.unsaid())
 
 
-def _precision(scenario: Scenario, said: Said) -> str:
+def _precision(scenario: Scenario, keys: Said) -> str:
     precision = scenario.precision
     if STRATEGIES[scenario.strategy].formula.stage == "ddp":
-        said.say("precision.autocast")
+        keys.say("precision.autocast")
         name = DTYPE_NAMES[precision.autocast]
     else:
         name = DTYPE_NAMES[precision.parameters]
-        said.say("precision.parameters")
+        keys.say("precision.parameters")
         if precision.reduce == precision.parameters:
-            said.say("precision.reduce")
+            keys.say("precision.reduce")
         else:
-            said.but("precision.reduce", f"accelerate reduces in {name} too")
+            keys.but("precision.reduce", f"accelerate reduces in {name} too")
     return name if name in ("bf16", "fp16") else "no"
 
 
-def _plugin(scenario: Scenario, said: Said) -> dict[str, Any]:
+def _plugin(scenario: Scenario, keys: Said) -> dict[str, Any]:
     """The options of FSDP 1 or 2, with units and checkpointing."""
     options, first = scenario.options, STRATEGIES[scenario.strategy].library == "fsdp1"
     plugin: dict[str, Any] = {"fsdp_version": 1 if first else 2}
@@ -73,35 +73,35 @@ def _plugin(scenario: Scenario, said: Said) -> dict[str, Any]:
             "fsdp_forward_prefetch": options.forward_prefetch,
             "fsdp_use_orig_params": options.use_orig_params,
         }
-        said.say("strategy.sharding", "strategy.backward_prefetch", "strategy.forward_prefetch",
+        keys.say("strategy.sharding", "strategy.backward_prefetch", "strategy.forward_prefetch",
                  "strategy.use_orig_params")
         if hybrid and scenario.mesh.dp_shard == scenario.cluster.devices_per_node:
-            said.say("strategy.dp_shard", "strategy.dp_replicate")
+            keys.say("strategy.dp_shard", "strategy.dp_replicate")
         if not options.limit_all_gathers:
-            said.but("strategy.limit_all_gathers", "accelerate limits them")
+            keys.but("strategy.limit_all_gathers", "accelerate limits them")
     else:
         plugin |= {
             "fsdp_reshard_after_forward": options.reshard_after_forward is not False,
             "fsdp_offload_params": options.offload,
         }
-        said.say("strategy.offload")
+        keys.say("strategy.offload")
         if options.reshard_after_forward in ("auto", False):
-            said.say("strategy.reshard_after_forward")
+            keys.say("strategy.reshard_after_forward")
         else:
-            said.but("strategy.reshard_after_forward", "accelerate keeps the root's parameters")
+            keys.but("strategy.reshard_after_forward", "accelerate keeps the root's parameters")
     whole = scenario.wrapping.every == "all"
     plugin["fsdp_auto_wrap_policy"] = "NO_WRAP" if whole else "TRANSFORMER_BASED_WRAP"
     if scenario.wrapping.every in (1, "all") and not scenario.wrapping.nested:
-        said.say("wrapping.every", "wrapping.nested")
+        keys.say("wrapping.every", "wrapping.nested")
     if first and scenario.wrapping.ends == "apart":
-        said.but("wrapping.ends", "FSDP1 has embedding, last norm and head in the root's unit")
+        keys.but("wrapping.ends", "FSDP1 has embedding, last norm and head in the root's unit")
     elif first:
-        said.say("wrapping.ends")
+        keys.say("wrapping.ends")
     else:
-        said.say_ends_apart("accelerate")
+        keys.say_ends_apart("accelerate")
     if scenario.checkpointing.mode == "full" and scenario.checkpointing.every == 1:
         plugin["fsdp_activation_checkpointing"] = True
-        said.say("activation_checkpointing")
+        keys.say("activation_checkpointing")
     return plugin
 
 

@@ -20,7 +20,7 @@ OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
 def write(scenario: Scenario) -> Exported:
     """The ds_config; ScenarioError for a strategy that DeepSpeed does not have."""
     require_strategy(scenario, "deepspeed", "a ds_config")
-    said, strategy = Said(scenario), STRATEGIES[scenario.strategy]
+    keys, strategy = Said(scenario), STRATEGIES[scenario.strategy]
     own = strategy.library == "deepspeed"
     batch, optimizer = scenario.batch, scenario.optimizer
     config: dict[str, Any] = {
@@ -29,28 +29,28 @@ def write(scenario: Scenario) -> Exported:
         "gradient_accumulation_steps": batch.accumulation,
         "gradient_clipping": optimizer.clip_norm,
     }
-    said.say("batch.micro_batch", "batch.accumulation", "optimizer.clip_norm", "strategy.name")
+    keys.say("batch.micro_batch", "batch.accumulation", "optimizer.clip_norm", "strategy.name")
     zero: dict[str, Any] = {"stage": strategy.formula.number}
     if own:
         options = asdict(scenario.options)
         check = options.pop("check_grad_overflow", True)
         zero |= options
-        said.say("strategy")
+        keys.say("strategy")
     else:
         check = True
-        said.but("strategy", f"{scenario.strategy} becomes DeepSpeed's stage {zero['stage']}, "
+        keys.but("strategy", f"{scenario.strategy} becomes DeepSpeed's stage {zero['stage']}, "
                              "whose buckets and order are its own")
     config["zero_optimization"] = zero
-    _precision(scenario, config, said, check=check)
-    _optimizer(scenario, config, said)
-    _offload(scenario, zero, said, config)
+    _precision(scenario, config, keys, check=check)
+    _optimizer(scenario, config, keys)
+    _offload(scenario, zero, keys, config)
     if scenario.execution.compile:
-        said.but("execution.compile", "call engine.compile(), which no key of DeepSpeed does")
+        keys.but("execution.compile", "call engine.compile(), which no key of DeepSpeed does")
     text = json.dumps(config, indent=2) + "\n"
-    return Exported(kind="deepspeed", files={"": text}, unsaid=said.unsaid())
+    return Exported(kind="deepspeed", files={"": text}, unsaid=keys.unsaid())
 
 
-def _precision(scenario: Scenario, config: dict[str, Any], said: Said, *, check: bool) -> None:
+def _precision(scenario: Scenario, config: dict[str, Any], keys: Said, *, check: bool) -> None:
     precision = scenario.precision
     dtype = DTYPE_NAMES[precision.parameters]
     if dtype in ("bf16", "fp16"):
@@ -59,10 +59,10 @@ def _precision(scenario: Scenario, config: dict[str, Any], said: Said, *, check:
             config[dtype]["check_grad_overflow"] = False
     if precision.reduce != precision.parameters:
         config["communication_data_type"] = DTYPE_NAMES[precision.reduce]
-    said.say("precision.parameters", "precision.reduce", "precision.master")
+    keys.say("precision.parameters", "precision.reduce", "precision.master")
 
 
-def _optimizer(scenario: Scenario, config: dict[str, Any], said: Said) -> None:
+def _optimizer(scenario: Scenario, config: dict[str, Any], keys: Said) -> None:
     optimizer = scenario.optimizer
     parameters: dict[str, Any] = {
         "lr": optimizer.learning_rate, "weight_decay": optimizer.weight_decay
@@ -72,15 +72,15 @@ def _optimizer(scenario: Scenario, config: dict[str, Any], said: Said) -> None:
     elif optimizer.implementation != "fused":
         parameters["torch_adam"] = True
     config["optimizer"] = {"type": OPTIMIZERS[optimizer.name], "params": parameters}
-    said.say("optimizer")
+    keys.say("optimizer")
     if optimizer.implementation == "for-loop" or (
         optimizer.name == "sgd" and optimizer.implementation == "fused"
     ):
-        said.but("optimizer.implementation", "DeepSpeed takes torch's foreach")
+        keys.but("optimizer.implementation", "DeepSpeed takes torch's foreach")
 
 
 def _offload(
-    scenario: Scenario, zero: dict[str, Any], said: Said, config: dict[str, Any]
+    scenario: Scenario, zero: dict[str, Any], keys: Said, config: dict[str, Any]
 ) -> None:
     offload = scenario.offload
     for key, device in (("offload_optimizer", offload.optimizer),
@@ -96,7 +96,7 @@ def _offload(
         }
     if offload.optimizer and offload.adam == "torch":
         config["zero_force_ds_cpu_optimizer"] = False
-    said.say(*(f"offload.{key}" for key in (
+    keys.say(*(f"offload.{key}" for key in (
         "optimizer", "parameters", "pin_memory", "adam", "buffer_count", "pipeline_read",
         "pipeline_write",
     )))

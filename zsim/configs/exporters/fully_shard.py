@@ -56,13 +56,13 @@ OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
 def write(scenario: Scenario) -> Exported:
     """The Python module; ScenarioError for a strategy that is not fully_shard's."""
     require_strategy(scenario, "fully_shard")
-    said = Said(scenario)
-    said.say("strategy", "precision.parameters", "precision.reduce", "precision.master", "wrapping",
+    keys = Said(scenario)
+    keys.say("strategy", "precision.parameters", "precision.reduce", "precision.master", "wrapping",
              "batch.accumulation", "optimizer", "execution.compile", "cluster.nodes",
              "cluster.ranks")
     if scenario.wrapping.nested:
-        said.but("wrapping.nested", "shard them in each block before the block itself")
-    body = "".join(f"    {line}\n" if line else "\n" for line in _parallelize(scenario, said))
+        keys.but("wrapping.nested", "shard them in each block before the block itself")
+    body = "".join(f"    {line}\n" if line else "\n" for line in _parallelize(scenario, keys))
     name = scenario.name.replace("\\", "").replace('"', "")
     title = f"{scenario.strategy} of {scenario.model.name} on {scenario.world_size} ranks ({name})."
     apart = scenario.wrapping.ends == "apart"
@@ -72,7 +72,7 @@ def write(scenario: Scenario) -> Exported:
         ends_doc=", `tail` the last norm and the head" if apart else "",
     )
     return Exported(
-        kind="fully_shard", files={"": head + body + _step(scenario)}, unsaid=said.unsaid()
+        kind="fully_shard", files={"": head + body + _step(scenario)}, unsaid=keys.unsaid()
     )
 
 
@@ -86,7 +86,7 @@ def _imports(scenario: Scenario) -> Iterator[str]:
     yield f"from torch.distributed.fsdp import {offload}MixedPrecisionPolicy, fully_shard"
 
 
-def _parallelize(scenario: Scenario, said: Said) -> Iterator[str]:
+def _parallelize(scenario: Scenario, keys: Said) -> Iterator[str]:
     """Lines of the function's body."""
     options, mesh, wrapping = scenario.options, scenario.mesh, scenario.wrapping
     checkpointing = scenario.checkpointing
@@ -94,9 +94,9 @@ def _parallelize(scenario: Scenario, said: Said) -> Iterator[str]:
         every = f"[{checkpointing.every - 1}::{checkpointing.every}]"
         yield f"recomputed = {{id(block) for block in blocks{every}}}"
         yield "apply_activation_checkpointing(model, check_fn=lambda m: id(m) in recomputed)"
-        said.say("activation_checkpointing")
+        keys.say("activation_checkpointing")
     elif checkpointing.mode == "selective":
-        said.but("activation_checkpointing", "wrap the blocks in torch's selective checkpointing")
+        keys.but("activation_checkpointing", "wrap the blocks in torch's selective checkpointing")
     axes = [(axis, mesh.size(axis)) for axis in STRATEGIES[scenario.strategy].axes]
     names = ", ".join(f'"{name}"' for name, _ in axes)
     sizes = ", ".join(str(size) for _, size in axes)

@@ -16,11 +16,11 @@ RESHARDS = {"auto": "default", True: "always", False: "never"}
 def write(scenario: Scenario) -> Exported:
     """The TOML; ScenarioError for a strategy that torchtitan does not have."""
     require_strategy(scenario, "torchtitan")
-    said = Said(scenario)
+    keys = Said(scenario)
     tables = {
-        "model": _model(scenario, said), "training": _training(scenario, said),
-        "parallelism": _parallelism(scenario, said),
-        "activation_checkpoint": _checkpointing(scenario, said),
+        "model": _model(scenario, keys), "training": _training(scenario, keys),
+        "parallelism": _parallelism(scenario, keys),
+        "activation_checkpoint": _checkpointing(scenario, keys),
         "optimizer": {
             "name": {"adamw": "AdamW", "sgd": "SGD"}[scenario.optimizer.name],
             "lr": scenario.optimizer.learning_rate,
@@ -29,34 +29,34 @@ def write(scenario: Scenario) -> Exported:
         },
         "compile": {"enable": scenario.execution.compile},
     }
-    said.say("optimizer", "execution.compile")
+    keys.say("optimizer", "execution.compile")
     if STRATEGIES[scenario.strategy].library == "fully_shard":
-        said.say_ends_apart("torchtitan")
+        keys.say_ends_apart("torchtitan")
     if scenario.optimizer.name == "sgd":
-        said.but("optimizer.name", "torchtitan has Adam and AdamW")
+        keys.but("optimizer.name", "torchtitan has Adam and AdamW")
     lines = []
     for name, table in tables.items():
         lines += ["", f"[{name}]", *(f"{key} = {in_line(value)}" for key, value in table.items())]
     text = "\n".join(lines[1:]) + "\n"
-    return Exported(kind="torchtitan", files={"": text}, unsaid=said.unsaid())
+    return Exported(kind="torchtitan", files={"": text}, unsaid=keys.unsaid())
 
 
-def _model(scenario: Scenario, said: Said) -> dict[str, Any]:
+def _model(scenario: Scenario, keys: Said) -> dict[str, Any]:
     """The name and flavor of a Llama 3; others are not torchtitan's."""
     preset = scenario.tables["model"].get("preset", "")
     for (generation, size), name in LLAMAS.items():
         if name == preset and generation == "3":
-            said.say("model.preset", "model.loss_dtype")
+            keys.say("model.preset", "model.loss_dtype")
             return {"name": "llama3", "flavor": f"{size}B"}
     return {"name": "llama3", "flavor": "debugmodel"}
 
 
-def _training(scenario: Scenario, said: Said) -> dict[str, Any]:
+def _training(scenario: Scenario, keys: Said) -> dict[str, Any]:
     batch, precision = scenario.batch, scenario.precision
     sharded = STRATEGIES[scenario.strategy].library == "fully_shard"
-    said.say("batch.micro_batch", "batch.accumulation", "batch.sequence_length",
+    keys.say("batch.micro_batch", "batch.accumulation", "batch.sequence_length",
              "optimizer.clip_norm", "precision.master")
-    said.say(*(("precision.parameters", "precision.reduce") if sharded
+    keys.say(*(("precision.parameters", "precision.reduce") if sharded
                else ("precision.autocast",)))
     compute = precision.parameters
     if not sharded:
@@ -70,27 +70,27 @@ def _training(scenario: Scenario, said: Said) -> dict[str, Any]:
     }
     if STRATEGIES[scenario.strategy].offloads(scenario.options):
         table["enable_cpu_offload"] = True
-    said.say("strategy.offload")
+    keys.say("strategy.offload")
     return table
 
 
-def _parallelism(scenario: Scenario, said: Said) -> dict[str, Any]:
+def _parallelism(scenario: Scenario, keys: Said) -> dict[str, Any]:
     mesh = scenario.mesh
     table: dict[str, Any] = {
         "data_parallel_replicate_degree": mesh.dp_replicate,
         "data_parallel_shard_degree": mesh.dp_shard,
     }
-    said.say("strategy.name", "strategy.dp_replicate", "strategy.dp_shard")
+    keys.say("strategy.name", "strategy.dp_replicate", "strategy.dp_shard")
     sharded = STRATEGIES[scenario.strategy].library == "fully_shard"
     if sharded and scenario.options.reshard_after_forward in RESHARDS:
         table["fsdp_reshard_after_forward"] = RESHARDS[scenario.options.reshard_after_forward]
-        said.say("strategy.reshard_after_forward")
+        keys.say("strategy.reshard_after_forward")
     return table
 
 
-def _checkpointing(scenario: Scenario, said: Said) -> dict[str, Any]:
+def _checkpointing(scenario: Scenario, keys: Said) -> dict[str, Any]:
     checkpointing = scenario.checkpointing
-    said.say("activation_checkpointing")
+    keys.say("activation_checkpointing")
     if checkpointing.mode == "none":
         return {"mode": "none"}
     if checkpointing.mode == "full" and checkpointing.every == 1:
@@ -99,5 +99,5 @@ def _checkpointing(scenario: Scenario, said: Said) -> dict[str, Any]:
         return {"mode": "selective", "selective_ac_option": str(checkpointing.every)}
     policy = (set(checkpointing.save), checkpointing.save_every, checkpointing.every)
     if policy != ({"linear", "attention"}, 2, 1):
-        said.but("activation_checkpointing", "torchtitan keeps attention and every second product")
+        keys.but("activation_checkpointing", "torchtitan keeps attention and every second product")
     return {"mode": "selective", "selective_ac_option": "op"}

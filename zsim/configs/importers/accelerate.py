@@ -55,11 +55,11 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     config.close()
 
 
-def sharded_precision(draft: Draft, said: str | None) -> None:
+def sharded_precision(draft: Draft, precision: str | None) -> None:
     """Put the dtypes of FSDP's mixed precision: parameters and reductions in one."""
-    if said == "fp8":
+    if precision == "fp8":
         draft.put("execution.float8", True)
-    dtype = {"fp8": "bf16", "no": "fp32", None: "fp32"}.get(said, said)
+    dtype = {"fp8": "bf16", "no": "fp32", None: "fp32"}.get(precision, precision)
     draft.put("precision.parameters", dtype)
     draft.put("precision.reduce", dtype)
     if dtype != "fp32":
@@ -68,11 +68,11 @@ def sharded_precision(draft: Draft, said: str | None) -> None:
         )
 
 
-def replicated_precision(draft: Draft, said: str | None) -> None:
+def replicated_precision(draft: Draft, precision: str | None) -> None:
     """Put the dtype of autocast, which accelerate uses where nothing is sharded."""
-    if said in ("bf16", "fp16"):
-        draft.put("precision.autocast", said)
-    elif said == "fp8":
+    if precision in ("bf16", "fp16"):
+        draft.put("precision.autocast", precision)
+    elif precision == "fp8":
         draft.notes.problem("mixed_precision", "expected no, fp16 or bf16 with DDP, found fp8, "
                                                "which is modelled with sharded parameters")
 
@@ -80,7 +80,7 @@ def replicated_precision(draft: Draft, said: str | None) -> None:
 def _launcher(config: ConfigKeys, draft: Draft) -> None:
     """Leave out what launches ranks, and refuse what compiles or runs elsewhere."""
     config.ignore(
-        "it launches ranks, and changes no step", "compute_environment", "debug", "machine_rank",
+        "launches ranks, and changes no step", "compute_environment", "debug", "machine_rank",
         "main_process_ip", "main_process_port", "main_training_function", "rdzv_backend",
         "rdzv_endpoint", "same_network", "gpu_ids", "enable_cpu_affinity", "deepspeed_hostfile",
         "tpu_env", "tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "commands",
@@ -134,7 +134,7 @@ def _without_prefix(config: ConfigKeys, key: str) -> ConfigKeys:
 
 def _deepspeed(zero: ConfigKeys, draft: Draft, precision: str | None) -> None:
     """Put what the plugin says, as the ds_config that accelerate makes of it, or names."""
-    zero.ignore("it launches ranks, and changes no step", "deepspeed_multinode_launcher",
+    zero.ignore("launches ranks, and changes no step", "deepspeed_multinode_launcher",
                 "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter",
                 "deepspeed_moe_layer_cls_names")
     zero.ignore("loading and saving are no part of a step", "zero3_init_flag",

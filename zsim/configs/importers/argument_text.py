@@ -32,8 +32,8 @@ def shell_config(text: str, *, where: str, variables: Mapping[str, Any] | None =
     those of the script that the user sets."""
     undecided: list[str] = []
     table: Config = {}
-    given = {name: str(value) for name, value in (variables or {}).items()}
-    for line in lines_of(text, given, undecided):
+    values = {name: str(value) for name, value in (variables or {}).items()}
+    for line in lines_of(text, values, undecided):
         for name, value in _arguments(line):
             _add(table, name, value)
         if script := _TRAINED.search(line):

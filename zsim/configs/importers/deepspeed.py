@@ -1,8 +1,8 @@
 """DeepSpeed's ds_config.json as a scenario.
 
 Keys, their meaning and defaults are those of DeepSpeed 0.19 (runtime/zero/config.py and others).
-Where transformers' trainer fills in "auto", its own rule gives sizes of buckets, which follow from
-the model; all else that is "auto" is asked.
+Where transformers' trainer fills in "auto", its own rule gives sizes of buckets from the model. Any
+other "auto" is asked.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _buffers(table: ConfigKeys, draft: Draft, *, drives: bool, state: str) -> No
             draft.put(f"offload.{key}", table.flag(key) or None)
         table.ignore("the older name of pipeline_read and pipeline_write", "pipeline")
     table.only("ratio", 1.0, unmodelled="partial offload is not modelled")
-    table.only("super_offload", False, unmodelled="it is not modelled")
+    table.only("super_offload", False, unmodelled="not modelled")
 
 
 def _precision(config: ConfigKeys, draft: Draft) -> None:
@@ -215,7 +215,7 @@ def _precision(config: ConfigKeys, draft: Draft) -> None:
         table.ignore("an option of stages 1 and 2", "check_grad_overflow")
         for key in ("immediate_grad_update", "bf16_master_weights_and_grads",
                     "bf16_optimizer_states", "fp16_master_weights_and_grads"):
-            table.only(key, False, unmodelled="it is not modelled")
+            table.only(key, False, unmodelled="not modelled")
         table.ignore(
             "scales of the loss change no byte and no time", "loss_scale", "loss_scale_window",
             "initial_scale_power", "hysteresis", "consecutive_hysteresis", "min_loss_scale",
@@ -226,8 +226,8 @@ def _precision(config: ConfigKeys, draft: Draft) -> None:
 
 
 def _reduction(config: ConfigKeys, draft: Draft, dtype: str | None) -> None:
-    said = config.word("communication_data_type", DTYPES)
-    draft.put("precision.reduce", DTYPES[said] if said else dtype)
+    word = config.word("communication_data_type", DTYPES)
+    draft.put("precision.reduce", DTYPES[word] if word else dtype)
     types = config.table("data_types")
     wide = types.word("grad_accum_dtype", DTYPES)
     if wide and dtype and DTYPES[wide] != dtype:
@@ -247,13 +247,13 @@ def _reduction(config: ConfigKeys, draft: Draft, dtype: str | None) -> None:
 
 def _optimizer(config: ConfigKeys, draft: Draft, *, offloads: bool) -> None:
     table = config.table("optimizer")
-    said = table.text("type")
+    kind = table.text("type")
     parameters = table.table("params")
     own = config.flag("zero_force_ds_cpu_optimizer", True)
     config.ignore("a permission, no setting of the step", "zero_allow_untested_optimizer")
-    if said is None:
+    if kind is None:
         draft.notes.assume("optimizer: adamw, as the config names none")
-    name = OPTIMIZERS.get((said or "adamw").lower().replace("_", ""), said)
+    name = OPTIMIZERS.get((kind or "adamw").lower().replace("_", ""), kind)
     draft.put("optimizer.name", name)
     fused = name == "adamw" and not parameters.flag("torch_adam", False)
     draft.put("optimizer.implementation", "fused" if fused else "foreach")
@@ -262,10 +262,10 @@ def _optimizer(config: ConfigKeys, draft: Draft, *, offloads: bool) -> None:
     for key, put in (("lr", "learning_rate"), ("weight_decay", "weight_decay"),
                      ("momentum", "momentum")):
         draft.put(f"optimizer.{put}", parameters.number(key))
-    parameters.ignore("it changes no byte and no time", "betas", "eps", "adam_w_mode",
+    parameters.ignore("changes no byte and no time", "betas", "eps", "adam_w_mode",
                       "bias_correction", "amsgrad", "legacy_fusion")
     parameters.close()
-    table.ignore("it changes no byte and no time", "legacy_fusion")
+    table.ignore("changes no byte and no time", "legacy_fusion")
     table.close()
     if config.is_auto("gradient_clipping"):
         config.any("gradient_clipping")
@@ -286,7 +286,7 @@ def _ignored(config: ConfigKeys) -> None:
     )
     config.ignore("a schedule of the learning rate", "scheduler")
     config.ignore("drives' settings; the cluster's file has their bandwidth", "aio")
-    config.ignore("it acts where a model calls deepspeed.checkpointing, as none here does",
+    config.ignore("acts in models that call deepspeed.checkpointing, as none here does",
                   "activation_checkpointing")
     config.ignore("data is no part of a step", "dataloader_drop_last", "data_efficiency",
                   "curriculum_learning", "seed")
@@ -314,7 +314,7 @@ def _compile(config: ConfigKeys, draft: Draft) -> None:
     if any(key in table for key in ("disable", "backend", "enabled")):
         draft.put("execution.compile", not table.flag("disable", False) or None)
     table.ignore("inductor is meant", "backend", "enabled", "kwargs")
-    table.only("deepcompile", False, unmodelled="it is not modelled")
+    table.only("deepcompile", False, unmodelled="not modelled")
     table.close()
 
 

@@ -24,15 +24,15 @@ NUMBERS = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRI
 def read(fsdp: ConfigKeys, draft: Draft, *, version: int, policy: str, replicas: int = 1) -> None:
     """Put the strategy, wrapping and checkpointing. `version` and `policy` are the defaults of the
     tool whose config it is; `replicas` is its mesh's."""
-    said = fsdp.whole("version", version)
-    if said not in (1, 2):
-        draft.notes.problem(f"{fsdp.prefix}version", f"expected 1 or 2, found {said}")
+    number = fsdp.whole("version", version)
+    if number not in (1, 2):
+        draft.notes.problem(f"{fsdp.prefix}version", f"expected 1 or 2, found {number}")
         return
-    if said == 1:
+    if number == 1:
         _first(fsdp, draft, replicas=replicas)
     else:
         _second(fsdp, draft, replicas=replicas)
-    _wrapping(fsdp, draft, policy=policy, second=said == 2)
+    _wrapping(fsdp, draft, policy=policy, second=number == 2)
     if fsdp.flag("activation_checkpointing", False):
         draft.put("activation_checkpointing.mode", "full")
     fsdp.ignore("loading and saving are no part of a step", "cpu_ram_efficient_loading",
@@ -49,12 +49,12 @@ def _first(fsdp: ConfigKeys, draft: Draft, *, replicas: int) -> None:
     """Put FSDP1's options. Newer configs name its sharding under reshard_after_forward. `accelerate
     launch` and transformers set use_orig_params where a config does not say."""
     newer = fsdp.any("reshard_after_forward", "FULL_SHARD")
-    said = str(fsdp.any("sharding_strategy", newer)).upper()
-    name = NUMBERS.get(said, "FULL_SHARD" if said == "TRUE" else
-                       "SHARD_GRAD_OP" if said == "FALSE" else said)
+    value = str(fsdp.any("sharding_strategy", newer)).upper()
+    name = NUMBERS.get(value, "FULL_SHARD" if value == "TRUE" else
+                       "SHARD_GRAD_OP" if value == "FALSE" else value)
     if name not in SHARDINGS:
         draft.notes.problem(f"{fsdp.prefix}sharding_strategy", f"expected one of "
-                            f"{', '.join(SHARDINGS)}, found {said[:60]}")
+                            f"{', '.join(SHARDINGS)}, found {value[:60]}")
         return
     sharding, hybrid = SHARDINGS[name]
     prefetch, forward = fsdp.any("backward_prefetch"), fsdp.flag("forward_prefetch", False)
@@ -72,19 +72,18 @@ def _first(fsdp: ConfigKeys, draft: Draft, *, replicas: int) -> None:
     draft.put("strategy.use_orig_params", original)
     draft.put("strategy.limit_all_gathers", limit)
     if offload:
-        key = f"{fsdp.prefix}offload_params"
-        draft.notes.problem(key, "expected false with FSDP1, found true; it is modelled with "
-                                 f"version 2; --drop {key} keeps parameters on the GPU")
+        draft.notes.problem(f"{fsdp.prefix}offload_params", "expected false with FSDP1, found "
+                                                            "true; it is modelled with version 2")
     if replicas > 1:
         draft.put("strategy.dp_replicate", replicas)
     elif hybrid and draft.cluster is not None:
         draft.put("strategy.dp_shard", draft.cluster.devices_per_node)
 
 
-def _prefetch(said: object, fsdp: ConfigKeys, draft: Draft) -> str:
+def _prefetch(value: object, fsdp: ConfigKeys, draft: Draft) -> str:
     """The backward prefetch of FSDP1; accelerate's default is none."""
     word = {"1": "BACKWARD_PRE", "2": "BACKWARD_POST", "3": "NO_PREFETCH"}.get(
-        str(said), "NO_PREFETCH" if said is None else str(said).upper()
+        str(value), "NO_PREFETCH" if value is None else str(value).upper()
     )
     if word not in PREFETCHES:
         draft.notes.problem(f"{fsdp.prefix}backward_prefetch", f"expected one of "
@@ -109,8 +108,8 @@ def _second(fsdp: ConfigKeys, draft: Draft, *, replicas: int) -> None:
 
 def _offload(fsdp: ConfigKeys) -> bool:
     """True where either spelling asks for it."""
-    said = [fsdp.flag(key, False) for key in ("offload_params", "cpu_offload")]
-    return any(said)
+    flags = [fsdp.flag(key, False) for key in ("offload_params", "cpu_offload")]
+    return any(flags)
 
 
 def _wrapping(fsdp: ConfigKeys, draft: Draft, *, policy: str, second: bool) -> None:

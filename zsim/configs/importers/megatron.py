@@ -65,7 +65,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     _optimizer(config, draft)
     _recomputation(config, draft)
     _model(config, draft)
-    config.ignore("it changes no byte and no time of a step", *NO_STEP)
+    config.ignore("changes no byte and no time of a step", *NO_STEP)
     config.close()
 
 
@@ -76,9 +76,9 @@ def _parallelism(config: ConfigKeys, draft: Draft) -> None:
         config.only(key, 1, unmodelled=MODEL_PARALLEL)
     for key in ("context_parallel_size", "expert_model_parallel_size", "num_experts",
                 "expert_tensor_parallel_size", "num_distributed_optimizer_instances"):
-        config.only(key, 1, unmodelled="it is not modelled")
+        config.only(key, 1, unmodelled="not modelled")
     for key in ("moe_grouped_gemm", "multi_latent_attention", "mtp_num_layers"):
-        config.only(key, None, unmodelled="it is not modelled")
+        config.only(key, None, unmodelled="not modelled")
     config.ignore("an option of pipeline parallelism",
                   "num_layers_per_virtual_pipeline_stage", "no_pipeline_parallel",
                   "num_virtual_stages_per_pipeline_rank")
@@ -122,15 +122,15 @@ def _precision(config: ConfigKeys, draft: Draft) -> bool:
         draft.put("execution.float8", "mx" if recipe == "mxfp8" else recipe)
     if config.flag("fp8_param_gather", False):
         draft.notes.assume("parameters are gathered in two bytes, where fp8_param_gather moves one")
-    config.only("fp4_format", None, unmodelled="it is not modelled")
-    config.only("use_precision_aware_optimizer", False, unmodelled="it is not modelled")
+    config.only("fp4_format", None, unmodelled="not modelled")
+    config.only("use_precision_aware_optimizer", False, unmodelled="not modelled")
     return wide
 
 
 def _strategy(config: ConfigKeys, draft: Draft, *, wide: bool) -> None:
     sharded = config.flag("use_distributed_optimizer", False)
     overlaps = config.flag("overlap_grad_reduce", False)
-    said = config.whole("ddp_bucket_size")
+    bucket = config.whole("ddp_bucket_size")
     config.ignore("parameters are gathered after the step here", "overlap_param_gather",
                   "overlap_param_gather_with_optimizer_step")
     config.only("use_megatron_fsdp", False, unmodelled="use_torch_fsdp2 is modelled")
@@ -140,7 +140,7 @@ def _strategy(config: ConfigKeys, draft: Draft, *, wide: bool) -> None:
                   "ddp_num_buckets", "ddp_pad_buckets_for_high_nccl_busbw", "ddp_impl")
     nbytes = 4 if wide else 2
     world = draft.world or 1
-    elements = said or (max(BUCKET, EACH * world) if overlaps else 10**12)
+    elements = bucket or (max(BUCKET, EACH * world) if overlaps else 10**12)
     if config.flag("use_torch_fsdp2", False):
         draft.put("strategy.name", "fsdp2")
         return
@@ -154,7 +154,7 @@ def _strategy(config: ConfigKeys, draft: Draft, *, wide: bool) -> None:
         draft.put("strategy.gradient_as_bucket_view", True)
     if config.flag("optimizer_cpu_offload", False):
         draft.put("offload.optimizer", "cpu")
-    config.only("optimizer_offload_fraction", 1.0, unmodelled="it is not modelled")
+    config.only("optimizer_offload_fraction", 1.0, unmodelled="not modelled")
     config.ignore("an option of offload", "overlap_cpu_optimizer_d2h_h2d", "use_torch_optimizer_*",
                   "pin_cpu_grads", "pin_cpu_params")
 

@@ -47,14 +47,14 @@ def _parallelism(table: ConfigKeys, draft: Draft) -> None:
     for axis in ("tp", "pp"):
         table.only(axis, 1, unmodelled=MODEL_PARALLEL)
     for axis in ("expert_parallel_size", "context_parallel_size"):
-        table.only(axis, 1, unmodelled="it is not modelled")
+        table.only(axis, 1, unmodelled="not modelled")
     table.only("recompute_layer", False, unmodelled="give it as activation_checkpointing.mode")
     table.only("recompute_granularity", "SELECTIVE",
                unmodelled="give it as activation_checkpointing.mode")
     table.ignore("an option of tensor or pipeline parallelism", "tp_mode", "pp_engine",
                  "tp_linear_async_communication", "tp_recompute_allgather",
                  "use_fsdp_or_zero_for_tp")
-    table.ignore("it changes nothing without experts", "moe_layer_recompute",
+    table.ignore("changes nothing without experts", "moe_layer_recompute",
                  "expert_tensor_parallel_size", "expert_data_parallel_size",
                  "enabled_moe")
     table.close()
@@ -72,7 +72,7 @@ def _optimizer(table: ConfigKeys, draft: Draft) -> None:
     draft.put("optimizer.name", name.lower())
     draft.put("optimizer.implementation", "fused" if fused else "foreach")
     for keys in (table, factory):
-        keys.ignore("it changes no byte and no time", "adam_beta1", "adam_beta2", "adam_eps",
+        keys.ignore("changes no byte and no time", "adam_beta1", "adam_beta2", "adam_eps",
                     "weight_decay_exclude_named_params", "finetuning_lr")
     schedule = table.table("learning_rate_scheduler")
     draft.put("optimizer.learning_rate", schedule.number("learning_rate"))
@@ -85,11 +85,11 @@ def _optimizer(table: ConfigKeys, draft: Draft) -> None:
 
 def _model(table: ConfigKeys, draft: Draft, *, sharded: bool, wide: bool) -> None:
     """Put the model's sizes and dtypes, and the strategy in these dtypes."""
-    said = table.text("dtype", "float32") or "float32"
-    if said not in DTYPES:
+    dtype_text = table.text("dtype", "float32") or "float32"
+    if dtype_text not in DTYPES:
         draft.notes.problem("model.dtype", f"expected one of {', '.join(DTYPES)}, found "
-                                           f"{said[:40]}")
-    dtype = DTYPES.get(said, "fp32")
+                                           f"{dtype_text[:40]}")
+    dtype = DTYPES.get(dtype_text, "fp32")
     draft.put("precision.parameters", dtype)
     draft.put("precision.reduce", "fp32" if wide else dtype)
     bucket = table.number("ddp_bucket_cap_mb", 25)
@@ -137,7 +137,7 @@ def _sizes(table: ConfigKeys, draft: Draft, *, multiple: int) -> None:
             "model.model_config",
         )
     table.ignore(
-        "it changes no byte and no time", "bos_token_id", "eos_token_id", "pad_token_id",
+        "changes no byte and no time", "bos_token_id", "eos_token_id", "pad_token_id",
         "hidden_act", "initializer_range", "max_position_embeddings", "pretraining_tp",
         "rms_norm_eps", "rope_scaling", "rope_theta", "rope_interleaved", "use_cache",
         "rope_seq_len_interpolation_factor", "attention_bias", "_attn_implementation",

@@ -38,8 +38,7 @@ _TESTS: Mapping[str, Callable[[str, str], bool]] = {
 
 @dataclass(slots=True)
 class _Branch:
-    """A branch that is being read: whether it is taken, None where that is open, and whether one
-    before it was."""
+    """The branch in reading: `taken` or not, None if undecided; `before`: an earlier one was."""
 
     taken: bool | None
     before: bool | None = False
@@ -52,14 +51,16 @@ class _Branch:
         )
 
 
-def lines_of(text: str, given: Mapping[str, str], undecided: list[str]) -> Iterator[str]:
-    """Each line that would run, filled with the values `given` and those that the script assigns.
-    The conditions of branches that are both read are added to `undecided`."""
+def lines_of(text: str, variables: Mapping[str, str], undecided: list[str]) -> Iterator[str]:
+    """Each line that would run, filled with `variables` and those that the script assigns.
+
+    The conditions of branches that are both read are added to `undecided`.
+    """
     text = re.sub(r"(^|[ \t])#.*$", r"\1", text.replace("\\\n", " \n"), flags=re.MULTILINE)
     text = re.sub(r"[;\n]\s*then\b", "; then\n", text)
     text = re.sub(r";\s*(?=(?:else|fi)\b|[A-Za-z_]\w*=)", "\n", text)
     text = re.sub(r"^(\s*else)[ \t]+", r"\1\n", text, flags=re.MULTILINE)
-    known: dict[str, str | None] = dict(given)
+    known: dict[str, str | None] = dict(variables)
     branches: list[_Branch] = []
     for line in filter(str.strip, text.splitlines()):
         word = line.strip().rstrip(";")
@@ -79,17 +80,17 @@ def lines_of(text: str, given: Mapping[str, str], undecided: list[str]) -> Itera
             branches.pop()
         elif all(branch.taken is not False for branch in branches):
             filled = _filled(line, known)
-            _assign(filled, known, given, sure=all(branch.taken for branch in branches))
+            _assign(filled, known, variables, sure=all(branch.taken for branch in branches))
             yield filled
 
 
 def _assign(
-    line: str, known: dict[str, str | None], given: Mapping[str, str], *, sure: bool
+    line: str, known: dict[str, str | None], variables: Mapping[str, str], *, sure: bool
 ) -> None:
     """Take over what `line` assigns. The value of a command is not known, nor one that only a
     branch that may run changes."""
     assigned = _ASSIGNED.match(line)
-    if assigned is None or assigned[1] in given:
+    if assigned is None or assigned[1] in variables:
         return
     name, value = assigned[1], assigned[2].strip("\"'")
     if value.lstrip().startswith("--"):  # arguments, which are read where they stand

@@ -50,7 +50,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     if compiled:
         draft.put("execution.compile", True)
     _float8(config, draft, converters)
-    config.ignore("it changes no byte and no time of a step", *NO_STEP)
+    config.ignore("changes no byte and no time of a step", *NO_STEP)
     config.ignore("the loss is computed at once here, and not in chunks", "loss")
     config.close()
 
@@ -100,10 +100,10 @@ def _parallelism(table: ConfigKeys, draft: Draft) -> bool:
     for key in ("tensor", "pipeline"):
         table.only(f"{key}_parallel_degree", 1, unmodelled=MODEL_PARALLEL)
     for key in ("context", "expert", "expert_tensor"):
-        table.only(f"{key}_parallel_degree", 1, unmodelled="it is not modelled")
+        table.only(f"{key}_parallel_degree", 1, unmodelled="not modelled")
     reshard = table.word("fsdp_reshard_after_forward", RESHARDS, "default") or "default"
-    table.only("enable_fsdp_symm_mem", False, unmodelled="it is not modelled")
-    table.only("enable_compiled_autograd", False, unmodelled="it is not modelled")
+    table.only("enable_fsdp_symm_mem", False, unmodelled="not modelled")
+    table.only("enable_compiled_autograd", False, unmodelled="not modelled")
     table.ignore("an option of other parallelism", *(
         key for key in table.left
         if key.startswith(("pipeline_", "context_", "expert_", "module_fqns", "spmd_"))
@@ -166,7 +166,7 @@ def _training(table: ConfigKeys, draft: Draft, *, sharded: bool) -> bool:
 
 def _optimizer(table: ConfigKeys, draft: Draft) -> None:
     name, called = table.text("name", "AdamW") or "AdamW", table.text(CALLED, "") or ""
-    table.only("early_step_in_backward", False, unmodelled="it is not modelled")
+    table.only("early_step_in_backward", False, unmodelled="not modelled")
     if "InBackward" in called:
         draft.notes.problem("optimizer", f"expected OptimizersContainer, found {called[:60]}, "
                                          "which steps within backward and is not modelled")
@@ -177,7 +177,7 @@ def _optimizer(table: ConfigKeys, draft: Draft) -> None:
     ))
     draft.put("optimizer.learning_rate", table.number("lr"))
     draft.put("optimizer.weight_decay", table.number("weight_decay", WEIGHT_DECAY))
-    table.ignore("it changes no byte and no time", "beta1", "beta2", "eps", "betas")
+    table.ignore("changes no byte and no time", "beta1", "beta2", "eps", "betas")
     table.ignore("param groups differ in numbers alone", "param_groups", "extra_param_group_split")
     table.close()
 
@@ -186,31 +186,31 @@ def _checkpointing(config: ConfigKeys, draft: Draft, *, newer: bool) -> None:
     """Put activation checkpointing. Its default is selective, by operators in newer versions."""
     table = config.table("activation_checkpoint")
     called = (table.text(CALLED, "") or "").removesuffix(".Config")
-    said = MODES.get(called) or table.word("mode", MODES, "selective") or "selective"
+    mode = MODES.get(called) or table.word("mode", MODES, "selective") or "selective"
     option = str(table.any("selective_ac_option", "op" if newer else "2"))
     table.ignore("the form of torch's checkpoint", *(
         key for key in table.left if key != CALLED
     ))
     table.close()
-    if MODES[said] == "memory_budget":
+    if MODES[mode] == "memory_budget":
         draft.notes.problem("activation_checkpoint", "expected none, full or selective, found a "
                                                      "memory budget, which is not modelled")
-    elif said == "selective" and option == "op":
+    elif mode == "selective" and option == "op":
         draft.put("activation_checkpointing", {
             "mode": "selective", "save": ["linear", "attention"], "save_every": 2,
         })
-    elif said == "selective" and option.isdigit() and 0 < len(option) < 6:
+    elif mode == "selective" and option.isdigit() and 0 < len(option) < 6:
         draft.put("activation_checkpointing", {"mode": "full", "every": int(option)})
-    elif said == "selective":
+    elif mode == "selective":
         draft.notes.problem("activation_checkpoint.selective_ac_option",
                             f"expected op or a number of layers, found {option[:40]}")
-    elif said == "full":
+    elif mode == "full":
         draft.put("activation_checkpointing.mode", "full")
 
 
 def _float8(config: ConfigKeys, draft: Draft, converters: list[Any]) -> None:
     """Put products in 8 bits, where a converter asks for them."""
-    said = str(converters).lower()
+    text = str(converters).lower()
     table = config.table("float8")
     quantize = config.any("quantize") or {}
     linear = quantize.get("linear", {}) if isinstance(quantize, Mapping) else {}
@@ -220,12 +220,12 @@ def _float8(config: ConfigKeys, draft: Draft, converters: list[Any]) -> None:
     table.ignore("an option of float8", *table.left)
     config.ignore("an option of what no converter asks for", "mx", "float8_grouped_mm")
     table.close()
-    if "mx" in said or "fp4" in said:
+    if "mx" in text or "fp4" in text:
         draft.notes.problem("model.converters", "expected float8, found another of fewer bits; "
                                                 "give --set execution.float8=mx where it is mxfp8")
-    elif "float8" in said:
+    elif "float8" in text:
         draft.put("execution.float8", recipe)
-        if gathers or "enable_fsdp_float8_all_gather': true" in said:
+        if gathers or "enable_fsdp_float8_all_gather': true" in text:
             draft.notes.assume("parameters are gathered in two bytes, where float8 all-gathers "
                                "move half of them")
 

@@ -89,18 +89,18 @@ def read(config: ConfigKeys, draft: Draft) -> None:
                                "is loaded; the autocast around it is not modelled")
     _rest(config, draft)
     training_scripts.read(config, draft)
-    config.ignore("it changes no byte and no time of a step", *NO_STEP, *training_scripts.NO_STEP)
+    config.ignore("changes no byte and no time of a step", *NO_STEP, *training_scripts.NO_STEP)
     config.close()
 
 
 def _precision(config: ConfigKeys, draft: Draft) -> tuple[str, str | None]:
     """The dtype of mixed precision, and the one in which the model is loaded, if not float32.
     axolotl loads it in that of mixed precision, LLaMA-Factory in float32 but for pure_bf16."""
-    said = {key: config.any(key) for key in ("bf16", "bfloat16", "fp16")}
-    if AUTO in said.values():
+    flags = {key: config.any(key) for key in ("bf16", "bfloat16", "fp16")}
+    if AUTO in flags.values():
         draft.notes.assume("bf16 is auto: true, as on GPUs from A100 on")
-        said["bf16"] = True
-    bf16, fp16 = (_is_true(said, *keys) for keys in (("bf16", "bfloat16"), ("fp16",)))
+        flags["bf16"] = True
+    bf16, fp16 = (_is_true(flags, *keys) for keys in (("bf16", "bfloat16"), ("fp16",)))
     if bf16 and fp16:
         draft.notes.problem("fp16", "contradictory: expected one of bf16 and fp16, found both")
     precision = "bf16" if bf16 else "fp16" if fp16 else "no"
@@ -114,15 +114,15 @@ def _precision(config: ConfigKeys, draft: Draft) -> tuple[str, str | None]:
     return precision, precision if AXOLOTL in config and precision != "no" else loaded
 
 
-def _is_true(said: Mapping[str, Any], *keys: str) -> bool:
-    return any(str(said[key]).lower() in TRUE for key in keys)
+def _is_true(flags: Mapping[str, Any], *keys: str) -> bool:
+    return any(str(flags[key]).lower() in TRUE for key in keys)
 
 
-def _options(said: Any) -> list[str]:
+def _options(value: Any) -> list[str]:
     """The words of `fsdp`; of true alone the default, full_shard."""
-    if isinstance(said, list):
-        said = " ".join(map(str, said))
-    options = str(said or "").lower().replace(",", " ").split()
+    if isinstance(value, list):
+        value = " ".join(map(str, value))
+    options = str(value or "").lower().replace(",", " ").split()
     return ["full_shard" if option == "true" else option for option in options
             if option != "false"]
 
@@ -167,21 +167,21 @@ def _optimizer(config: ConfigKeys, draft: Draft, *, own: bool, deepspeed: bool) 
     """Put the optimizer of `optim`, unless a ds_config names its `own`. With DeepSpeed any but
     AdamW is refused, whose states its stages would divide otherwise."""
     key = "optimizer" if "optimizer" in config else "optim"
-    said = config.text(key, "adamw_torch_fused") or ""
+    optim = config.text(key, "adamw_torch_fused") or ""
     rate, decay = config.number("learning_rate"), config.number("weight_decay", 0.0)
-    name = OPTIMIZERS.get(said, said)
+    name = OPTIMIZERS.get(optim, optim)
     if deepspeed:
         if own and name != "adamw":
-            draft.notes.problem(key, f"expected adamw_torch beside deepspeed, found {said[:40]}, "
+            draft.notes.problem(key, f"expected adamw_torch beside deepspeed, found {optim[:40]}, "
                                      f"which is not modelled there; --drop {key} for AdamW")
         return
     if name not in MODELLED:
         draft.notes.problem(key, f"expected torch's AdamW or SGD, or torchao's AdamW of 8 bits, "
-                                 f"found {said[:40]}; --drop {key} for AdamW, of 8 bits with --set "
-                                 "optimizer.name=adamw8bit")
+                                 f"found {optim[:40]}; --drop {key} for AdamW, of 8 bits with "
+                                 "--set optimizer.name=adamw8bit")
     if "optimizer.name" not in draft.answers.settings:
         draft.put("optimizer.name", name)
-        draft.put("optimizer.implementation", "fused" if said in FUSED else "foreach")
+        draft.put("optimizer.implementation", "fused" if optim in FUSED else "foreach")
     draft.put("optimizer.learning_rate", rate)
     draft.put("optimizer.weight_decay", decay)
 
@@ -189,11 +189,11 @@ def _optimizer(config: ConfigKeys, draft: Draft, *, own: bool, deepspeed: bool) 
 def _rest(config: ConfigKeys, draft: Draft) -> None:
     """Put checkpointing, compilation and sequence length."""
     keys = ("gradient_checkpointing", "activation_checkpointing")
-    asked = [config.flag(key, False) for key in keys]
+    flags = [config.flag(key, False) for key in keys]
     if LLAMA_FACTORY in config and not config.flag("disable_gradient_checkpointing", False):
         draft.notes.assume("every block is checkpointed, LLaMA-Factory's default")
-        asked.append(True)
-    if any(asked):
+        flags.append(True)
+    if any(flags):
         draft.put("activation_checkpointing.mode", "full")
     config.ignore("every block is checkpointed whole, without reentrance",
                   *(f"{key}_kwargs" for key in keys))

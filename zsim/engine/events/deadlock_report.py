@@ -1,4 +1,4 @@
-"""Errors of steps that cannot end: ranks that wait for one another, and those that disagree."""
+"""Errors of steps without an end: ranks that wait for one another, or that disagree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIMULATION = "simulation"
 
 
 class LostLinkError(DeadlockError):
-    """A step that cannot end, as a collective that all members enter needs a link that is lost."""
+    """A step that cannot end: a collective of all its members needs a lost link."""
 
 
 def mismatch_error(collective: CollectiveProgress, ranks: Mapping[int, int]) -> DeadlockError:
@@ -71,7 +71,7 @@ def deadlock_error(prepared: Prepared, stuck: list[RankProgress]) -> DeadlockErr
     """The error whose table has the ring of ranks that wait for one another, and how their Programs
     differ."""
     waits = [wait for rank in stuck for wait in _waits(prepared, rank)]
-    table = "\n  ".join(wait_table(prepared.program, waits, stretch="steady"))
+    table = "\n  ".join(wait_table(prepared.program, waits, section="steady"))
     return DeadlockError(
         where=SIMULATION,
         expected="ranks of one group to issue the same collectives in the same order",

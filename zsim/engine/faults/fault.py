@@ -19,15 +19,15 @@ class _Told:
     kind: ClassVar[str]
 
     def __str__(self) -> str:
-        told = []
+        parts = []
         for field in fields(self):  # type: ignore[arg-type]
             value, name = getattr(self, field.name), field.name
             if name.endswith("_ns"):
                 name, value = name.removesuffix("_ns"), format_time(value)
             elif name == "bandwidth":
                 value = format_rate(value)
-            told.append(f"{name} {value}")
-        return f"{self.kind}: {', '.join(told)}"
+            parts.append(f"{name} {value}")
+        return f"{self.kind}: {', '.join(parts)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ class Rings:
 
     def require_few(self, seeds: int = 1) -> None:
         """EventsError where so many simulations have too many events."""
-        require_few(self.events * seeds, what=SHARED)
+        require_few(self.events * seeds, kind=SHARED)
 
     def at_work(
         self, clock: SimpyClock, *, run_alone: RunAlone, records: list[HopRecord] | None

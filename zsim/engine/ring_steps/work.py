@@ -66,8 +66,8 @@ def collectives(program: Program) -> Iterator[tuple[IssuedCollective, int]]:
                     yield IssuedCollective(op, nbytes, root, group, ranks), count
 
 
-def require_few(events: int, *, what: str = HOPS) -> None:
-    """EventsError for more than MOST_EVENTS; `what` they are.
+def require_few(events: int, *, kind: str = HOPS) -> None:
+    """EventsError for more than MOST_EVENTS; `kind` they are.
 
     They grow with the layers, and with the square of the ranks of a ring.
     """
@@ -76,7 +76,7 @@ def require_few(events: int, *, what: str = HOPS) -> None:
         raise EventsError(
             where='execution.detail = "steps"',
             expected=f"at most {MOST_EVENTS:,} events",
-            found=f"{events:,}, {what}",
+            found=f"{events:,}, {kind}",
             remedy=(
                 'take detail = "flows", which needs none of them; small enough are about '
                 f"{_percent(share)} of the layers, or {_percent(sqrt(share))} of the ranks"
@@ -110,9 +110,9 @@ def _num_sends(each: IssuedCollective, costs: RingCosts) -> int:
 def closed_forms(program: Program, costs: RingCosts) -> tuple[str, ...]:
     """The collectives of several ranks that go round no ring, each once, as "all_reduce over
     dp_shard (nvls)"."""
-    told = {
+    kinds = {
         f"{each.kind} over {each.group} ({each.algorithm(costs)})"
         for each, _ in collectives(program)
         if len(each.ranks) > 1 and not each.goes_round(costs)
     }
-    return tuple(sorted(told))
+    return tuple(sorted(kinds))

@@ -22,11 +22,11 @@ def html_table(
     shown = "".join(f"<tr>{_cells(row, 'td')}</tr>" for row in every[:MOST_ROWS])
     more = len(every) - MOST_ROWS
     notes = [f"and {counted(more, 'more row')}"] if more > 0 else []
-    told = "; ".join([*notes, *filter(None, [note])])
+    remarks = "; ".join([*notes, *filter(None, [note])])
     head = f"<thead><tr>{_cells(heads, 'th')}</tr></thead>" if any(heads) else ""
     return (
         f"<table><caption>{escape(caption)}</caption>{head}<tbody>{shown}</tbody></table>"
-        + (f"<p>{escape(told)}</p>" if told else "")
+        + (f"<p>{escape(remarks)}</p>" if remarks else "")
     )
 
 

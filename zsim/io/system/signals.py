@@ -17,7 +17,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 AGAIN_S = 1.0
 """Seconds after which a time limit is told again to work that goes on."""
 STUCK_S = 3.0
-"""Seconds after a time limit at which work that still goes on is in a call that no signal ends."""
+"""Seconds after a time limit. Work that still goes on then is in a call that no signal ends."""
 _commands: list[str] = []
 """Entries while a command line runs, whose process is its own to end."""
 

@@ -46,8 +46,8 @@ def require_lawful(program: Program, *, where: str) -> None:
 
 def every_op_can_run(step: RankStep) -> Iterator[str]:
     """No ops of several ranks wait for one another in a ring; asked of all ranks at once."""
-    for stretch in (STEPS[step.phase], step.phase) if step.number == 0 else ():
-        if ring := deadlock(step.program, stretch=stretch):
+    for section in (STEPS[step.phase], step.phase) if step.number == 0 else ():
+        if ring := deadlock(step.program, section=section):
             yield f"a deadlock: {ring}"
 
 
@@ -63,7 +63,7 @@ def every_unshard_is_resharded(step: RankStep) -> Iterator[str]:
     for made in unsharded(step.after):
         if made.op.unit in trained:
             yield f"{made}, outlives the step, and its unit is trained"
-        elif made.stretch != "construction" and not (
+        elif made.section != "construction" and not (
             made.op.unit in read or made.alloc.buffer in used
         ):
             yield f"{made}, outlives the step, and the next one neither reads nor frees it"
@@ -148,7 +148,7 @@ def copies_wait_for_what_they_copy(step: RankStep) -> Iterator[str]:
             brought.pop(op.unit, None)
 
 
-def what_is_sent_is_freed_afterwards(step: RankStep) -> Iterator[str]:
+def sent_buffers_are_freed_afterwards(step: RankStep) -> Iterator[str]:
     """An op that frees a communication buffer waits for the collective (or copy in its stead) it
     was made for, unless it is that.
 
@@ -285,7 +285,7 @@ PROGRAM_LAWS: dict[str, ProgramLaw] = {
     "compute waits for its all-gather": compute_waits_for_its_all_gather,
     "collectives send what is packed": collectives_send_what_is_packed,
     "copies wait for what they copy": copies_wait_for_what_they_copy,
-    "what is sent is freed afterwards": what_is_sent_is_freed_afterwards,
+    "sent buffers are freed afterwards": sent_buffers_are_freed_afterwards,
     "gathers overwrite nothing that is read": gathers_overwrite_nothing_that_is_read,
     "reductions wait for gradients": reductions_wait_for_gradients,
     "the optimizer waits for all gradients": the_optimizer_waits_for_all_gradients,

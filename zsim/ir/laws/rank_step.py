@@ -24,10 +24,10 @@ class Made:
 
     alloc: Alloc
     op: Op
-    stretch: ProgramSection
+    section: ProgramSection
 
     def __str__(self) -> str:
-        op = f"{self.stretch} op {self.op.index} ({label(self.op)})"
+        op = f"{self.section} op {self.op.index} ({label(self.op)})"
         return f"{self.alloc.buffer}, made by {op}"
 
 
@@ -74,12 +74,12 @@ def unsharded(live: Mapping[str, Made]) -> list[Made]:
     return [made for made in live.values() if made.alloc.kind == "unsharded_parameters"]
 
 
-def _follow(live: dict[str, Made], ops: tuple[Op, ...], stretch: ProgramSection) -> None:
+def _follow(live: dict[str, Made], ops: tuple[Op, ...], section: ProgramSection) -> None:
     """Add to `live` what `ops` allocate, and take from it what they free."""
     for op in ops:
         for event in op.memory:
             if isinstance(event, Alloc):
-                live[event.buffer] = Made(event, op, stretch)
+                live[event.buffer] = Made(event, op, section)
             else:
                 live.pop(event.buffer, None)
 

@@ -82,9 +82,9 @@ def peaks_are_the_highest_points(run: RunRecord, rank: RankRun) -> Iterator[str]
     sum to it."""
     for name, phase in rank.phases.items():
         memory = phase.memory
-        seen = (memory.start_bytes, memory.end_bytes, *(nbytes for _, nbytes in memory.timeline))
-        if memory.peak_bytes < max(seen):
-            yield f"{name}: a peak of {memory.peak_bytes:,} B below {max(seen):,} B"
+        points = (memory.start_bytes, memory.end_bytes, *(nbytes for _, nbytes in memory.timeline))
+        if memory.peak_bytes < max(points):
+            yield f"{name}: a peak of {memory.peak_bytes:,} B below {max(points):,} B"
         if memory.by_kind and sum(memory.by_kind.values()) != memory.peak_bytes:
             yield (
                 f"{name}: kinds of {sum(memory.by_kind.values()):,} B at a peak of "
@@ -117,7 +117,7 @@ def real_ranks_stand_for_themselves(run: RunRecord, rank: RankRun) -> Iterator[s
     """Only simulated ranks are folded: a rank of a real run says nothing of another. Every rank
     stands for itself at least."""
     if rank.stands_for < 1:
-        yield f"it stands for {rank.stands_for:,} ranks"
+        yield f"stands for {rank.stands_for:,} ranks"
     if run.interpreter != "simulator" and (run.representatives or rank.stands_for != 1):
         yield (
             f"run for real by the {run.interpreter}, it stands for {rank.stands_for:,} ranks or "
@@ -125,7 +125,7 @@ def real_ranks_stand_for_themselves(run: RunRecord, rank: RankRun) -> Iterator[s
         )
     if run.representatives and run.representatives.count(rank.rank) != rank.stands_for:
         yield (
-            f"it stands for {rank.stands_for:,} ranks, and is named for "
+            f"stands for {rank.stands_for:,} ranks, and is named for "
             f"{run.representatives.count(rank.rank):,}"
         )
 

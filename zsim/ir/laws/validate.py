@@ -40,11 +40,11 @@ def validate(program: Program, *, memory: bool = True) -> Program:
         )
     sizes = _Sizes(mesh)
     for number, rank in enumerate(program.ranks):
-        for stretch in SECTIONS:
-            for index, op in enumerate(rank.phase(stretch)):
+        for section in SECTIONS:
+            for index, op in enumerate(rank.phase(section)):
                 problem = _problem(op, index, sizes)
                 if problem is not None:
-                    where = f"program {number}, {stretch} op {index} ({label(op)})"
+                    where = f"program {number}, {section} op {index} ({label(op)})"
                     raise ProgramError(where=where, expected=problem[0], found=problem[1])
         for phase in PHASES[1:]:
             starts = [part.start for part in rank.parts(phase)]
@@ -61,9 +61,9 @@ def validate(program: Program, *, memory: bool = True) -> Program:
                 )
         if memory:
             replay(rank, timeline=False)
-    for stretch in SECTIONS:
+    for section in SECTIONS:
         _check_meetings(
-            program, stretch, [collective_sequences(rank.phase(stretch)) for rank in program.ranks]
+            program, section, [collective_sequences(rank.phase(section)) for rank in program.ranks]
         )
     return program
 
@@ -128,12 +128,12 @@ def _check_meetings(program: Program, phase: str, sequences: list[Sequences]) ->
 
 def _neighbours(program: Program, axis: str) -> Iterator[tuple[int, int]]:
     """Pairs of programs that meet in some group of `axis`, each once."""
-    seen: set[tuple[int, int]] = set()
+    known: set[tuple[int, int]] = set()
     for group in program.mesh.groups(axis):
         kinds = [program.assignment[rank] for rank in group]
         for pair in pairwise(kinds):
-            if pair[0] != pair[1] and pair not in seen:
-                seen.add(pair)
+            if pair[0] != pair[1] and pair not in known:
+                known.add(pair)
                 yield pair
 
 

@@ -21,22 +21,22 @@ Node = tuple[Any, ...]
 
 
 def graph(
-    program: Program, *, stretch: ProgramSection = "steady", ranks: Iterable[int] | None = None,
+    program: Program, *, section: ProgramSection = "steady", ranks: Iterable[int] | None = None,
     launch_queue: int = 0, one_group: bool = False,
 ) -> networkx.DiGraph:
-    """The graph of `stretch` over all ranks, or over `ranks`; each node has its `op`.
+    """The graph of `section` over all ranks, or over `ranks`; each node has its `op`.
 
     The host waits while `launch_queue` kernels are pending; 0 is a queue without limit. With
     `one_group` all groups of a name are one.
     """
     digraph = networkx.DiGraph()
     for rank in range(program.mesh.world_size) if ranks is None else ranks:
-        _add_rank(digraph, program, rank, stretch, launch_queue, one_group)
+        _add_rank(digraph, program, rank, section, launch_queue, one_group)
     return digraph
 
 
 def _add_rank(
-    digraph: networkx.DiGraph, program: Program, rank: int, stretch: ProgramSection,
+    digraph: networkx.DiGraph, program: Program, rank: int, section: ProgramSection,
     launch_queue: int,
     one_group: bool,
 ) -> None:
@@ -45,7 +45,7 @@ def _add_rank(
     tails: dict[str, Node] = {}
     positions: dict[str, int] = {}
     places: dict[Node, int] = {}
-    ops = program.of_rank(rank).phase(stretch)
+    ops = program.of_rank(rank).phase(section)
     for op, room in zip(ops, awaited(ops, launch_queue=launch_queue), strict=True):
         issue: Node = ("issue", rank, op.index)
         run: Node = ("run", rank, op.index)

@@ -31,7 +31,7 @@ def rings(waits: Sequence[Wait]) -> Iterator[tuple[Wait, ...]]:
     """The rings of ranks each of which waits for the next, once each; `waits` has one wait of each
     rank."""
     by_rank = {wait.rank: wait for wait in waits}
-    told: set[frozenset[int]] = set()
+    known: set[frozenset[int]] = set()
     for start in by_rank:
         path = [start]
         while (wait := by_rank.get(path[-1])) is not None:
@@ -40,8 +40,8 @@ def rings(waits: Sequence[Wait]) -> Iterator[tuple[Wait, ...]]:
                 break
             if following in path:
                 ring = path[path.index(following):]
-                if len(ring) > 1 and frozenset(ring) not in told:
-                    told.add(frozenset(ring))
+                if len(ring) > 1 and frozenset(ring) not in known:
+                    known.add(frozenset(ring))
                     yield tuple(by_rank[rank] for rank in ring)
                 break
             path.append(following)
@@ -68,7 +68,7 @@ def first_difference(mine: Sequence[Op], theirs: Sequence[Op]) -> tuple[Op | Non
 
 
 def wait_table(
-    program: Program, waits: Sequence[Wait], *, stretch: ProgramSection
+    program: Program, waits: Sequence[Wait], *, section: ProgramSection
 ) -> tuple[str, ...]:
     """Lines of a table: a ring of ranks that wait for one another, or all waits where none closes.
 
@@ -77,28 +77,28 @@ def wait_table(
     """
     first = {wait.rank: wait for wait in reversed(waits)}
     ring = next(rings([first[rank] for rank in sorted(first)]), None)
-    told = list(ring or waits)[:MOST_TOLD]
+    listed = list(ring or waits)[:MOST_TOLD]
     rows = [("rank", "waits in", "for", "first difference")]
-    for position, wait in enumerate(told):
+    for position, wait in enumerate(listed):
         following = ring[(position + 1) % len(ring)].rank if ring else wait.absent[0]
         awaited = (following,) if ring else wait.absent
         rows.append((
             str(wait.rank), f"{wait.op}, #{wait.seq} of {wait.group}", named_ranks(awaited),
-            difference(program, wait.rank, following, stretch=stretch),
+            difference(program, wait.rank, following, section=section),
         ))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [
         "  ".join(text.ljust(width) for text, width in zip(row, (*widths, 0), strict=True)).rstrip()
         for row in rows
     ]
-    left_out = len(ring or waits) - len(told)
+    left_out = len(ring or waits) - len(listed)
     return (*lines, *([f"and {left_out} more"] if left_out else []))
 
 
-def difference(program: Program, rank: int, other: int, *, stretch: ProgramSection) -> str:
+def difference(program: Program, rank: int, other: int, *, section: ProgramSection) -> str:
     """The first collectives that two ranks do not issue alike, as text."""
     mine, theirs = first_difference(
-        program.of_rank(rank).phase(stretch), program.of_rank(other).phase(stretch)
+        program.of_rank(rank).phase(section), program.of_rank(other).phase(section)
     )
     if mine is None and theirs is None:
         return "none: both issue alike"

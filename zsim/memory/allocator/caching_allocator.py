@@ -43,7 +43,7 @@ class DeviceFullError(ZsimError):
 
     exit_code = 1
     repeats = False
-    """True where five micro-batches fill it as any number of them does."""
+    """True if five micro-batches fill the device as any larger number does."""
 
 
 def round_size(nbytes: int) -> int:
@@ -127,7 +127,7 @@ class CachingAllocator:
     pools: dict[tuple[str, bool], Pool] = field(default_factory=dict)
     taken: list[tuple[int, int]] = field(default_factory=list)
     """(address, bytes) of each piece of memory as it was taken from the device."""
-    given: list[int] = field(default_factory=list)
+    freed: list[int] = field(default_factory=list)
     """Bytes of each piece of memory as it was given back."""
     _next_address: int = _FIRST_ADDRESS
 
@@ -164,18 +164,18 @@ class CachingAllocator:
         """Give back what no live block needs, as torch.cuda.empty_cache does: segments that are
         free as a whole, and whole free pages of expandable ones. Returns (address, bytes, pool) of
         each piece."""
-        given: list[tuple[int, int, Pool]] = []
+        freed: list[tuple[int, int, Pool]] = []
         for pool in self.pools.values():
             for _, _, block in tuple(pool.free):
                 if self.expandable_segments:
-                    given += self._unmap(block)
+                    freed += self._unmap(block)
                 elif block.previous is None and block.next is None:
                     pool.take(block)
                     del self.heads[block.address]
                     self._count(pool, -block.size)
-                    given.append((block.address, block.size, pool))
-        self.given += [nbytes for _, nbytes, _ in given]
-        return tuple(given)
+                    freed.append((block.address, block.size, pool))
+        self.freed += [nbytes for _, nbytes, _ in freed]
+        return tuple(freed)
 
     def segments(self) -> Iterator[tuple[Block, ...]]:
         """The blocks of each contiguous piece of reserved memory, by address; together they are

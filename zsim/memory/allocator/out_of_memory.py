@@ -80,11 +80,11 @@ def pressure(
                 empty_cache="first",
             )
             steady = records["steady"]
-            given = Releases(
+            counted = Releases(
                 first=records["first"].num_releases, steady=steady.num_releases,
                 driver_calls=steady.driver_calls,
             )
-            return given, steady.repeats
+            return counted, steady.repeats
 
         here = program
         try:

@@ -79,7 +79,7 @@ class Heap:
     def allocate(self, event: Alloc, *, stream: Stream) -> Block | None:
         """The block of `event.buffer`, which begins to live; ProgramError when it lives already."""
         if event.buffer in self.live:
-            problem = f"{event.buffer}: it is allocated again"
+            problem = f"{event.buffer}: a second allocation"
             raise ProgramError(
                 where="allocator", expected="a buffer that is not live", found=problem
             )
@@ -227,16 +227,16 @@ def replay_phase(
     peak = _Peak(allocator.active, start, allocator.allocated, heap.workspaces_bytes, start)
     before: tuple[Op, ...] = ()
     for begin, end in pairwise((0, *begins[1:], len(ops))):
-        stretch, known = ops[begin:end], len(calls)
+        micro_batch, known = ops[begin:end], len(calls)
         states.append(heap.state if begins else 0)
-        if states[-1:] == states[-2:-1] and do_the_same(before, stretch):
+        if states[-1:] == states[-2:-1] and do_the_same(before, micro_batch):
             continue
         try:
-            _follow(heap, stretch, phase, peak, calls)
+            _follow(heap, micro_batch, phase, peak, calls)
         except DeviceFullError as error:
             error.repeats = heap.repeats and (len(states) < FEWEST or repeat(states, begins, calls))
             raise
-        before = stretch if len(calls) == known else ()
+        before = micro_batch if len(calls) == known else ()
     if begins:
         heap.repeats = heap.repeats and repeat(states, begins, calls)
     return AllocatorRecord(
@@ -259,7 +259,7 @@ def _follow(
 ) -> None:
     """Allocate and free what `ops` do; note the highest point and the calls of the driver."""
     allocator, failed = heap.allocator, heap.allocator.num_releases
-    given, taken = len(allocator.given), len(allocator.taken)
+    returned, taken = len(allocator.freed), len(allocator.taken)
     # tens of thousands of events pass here
     live, allocate, free = heap.live, allocator.allocate, allocator.free
     for op in ops:
@@ -286,12 +286,12 @@ def _follow(
             raise DeviceFullError(
                 where=where, expected=error.expected, found=error.found
             ) from None
-        if len(allocator.taken) > taken or len(allocator.given) > given:
+        if len(allocator.taken) > taken or len(allocator.freed) > returned:
             calls[op.index] = DriverCalls(
                 allocator.num_releases - failed,
-                len(allocator.given) - given, sum(allocator.given[given:]),
+                len(allocator.freed) - returned, sum(allocator.freed[returned:]),
                 len(allocator.taken) - taken, sum(size for _, size in allocator.taken[taken:]),
             )
-            failed, given, taken = (
-                allocator.num_releases, len(allocator.given), len(allocator.taken),
+            failed, returned, taken = (
+                allocator.num_releases, len(allocator.freed), len(allocator.taken),
             )

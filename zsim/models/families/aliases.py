@@ -29,14 +29,14 @@ _MPT = r"(?:mosaicml/)?mpt[-_ ]*(\d+[mb])(?:[-_ ](?:base|instruct|chat|8k|storyw
 def llama(name: str) -> str:
     """The preset of the Llama that `name` spells, as "Llama 3.1 8B" or llama3-8b, "" for another
     model."""
-    said = name.strip().lower()
+    word = name.strip().lower()
     for (generation, size), known in LLAMAS.items():
-        if re.fullmatch(f"{_BEFORE}{generation.replace('.', '[-._]?')}[-_ ]*{size}{_BEHIND}", said):
+        if re.fullmatch(f"{_BEFORE}{generation.replace('.', '[-._]?')}[-_ ]*{size}{_BEHIND}", word):
             return known
     return ""
 
 
 def mpt(name: str) -> str:
     """Name that the preset of the MPT spelt `name` would have, "" for another model."""
-    said = re.fullmatch(_MPT, name.strip().lower())
-    return f"mpt-{said[1]}" if said else ""
+    match = re.fullmatch(_MPT, name.strip().lower())
+    return f"mpt-{match[1]}" if match else ""

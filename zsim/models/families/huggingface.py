@@ -57,19 +57,19 @@ def from_config(
 
 def _problem(path: str, key: str, expected: str, value: object) -> str:
     """The complaint about a key; `value` is MISSING where the key is missing."""
-    said = (
+    problem = (
         f"missing; expected {expected}"
         if value is MISSING
         else f"expected {expected}, found {shown(value)}"
     )
-    return f"model.huggingface: {path[:200]}: {key}: {said}"
+    return f"model.huggingface: {path[:200]}: {key}: {problem}"
 
 
 def _read(file: Path, path: str) -> Mapping[str, Any]:
     try:
         if not file.is_file():
-            raise ScenarioError((f"model.huggingface: {path[:200]}: file not found, or not a "
-                                 f"regular one",))
+            problem = "expected a file, found a folder" if file.exists() else "no such file"
+            raise ScenarioError((f"model.huggingface: {path[:200]}: {problem}",))
         with file.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
         config = json.loads(data) if len(data) <= MAX_BYTES else None
@@ -132,12 +132,12 @@ class _Config:
         elif number % common:
             self.wrong(shared, f"a divisor of {heads}, {number}", common)
         elif shared and (of or features // number) % 2:
-            key, what = (
+            key, expected = (
                 (head_dim, "an even number")
                 if of
                 else (heads, f"heads of an even size, as a part of {width}, {features}")
             )
-            self.wrong(key, f"{what}, for rotary positions", of or number)
+            self.wrong(key, f"{expected}, for rotary positions", of or number)
 
     def require_usable(self) -> None:
         """Note a number or a dtype that transformers cannot make the module with."""

@@ -79,15 +79,15 @@ def compare_wire_bytes(predicted: RunRecord, measured: RunRecord) -> Iterator[Ch
 def compare_groups(predicted: RunRecord, measured: RunRecord) -> Check:
     """The ranks of each group that real ranks communicated in, against those of the mesh that the
     Program was planned for."""
-    seen = [
+    groups = [
         (rank.rank, name, ranks) for rank in measured.ranks for name, ranks in rank.groups.items()
     ]
-    if not seen and measured.world_size > 1:
+    if not groups and measured.world_size > 1:
         return unsupported("groups", "the measured Run does not tell the ranks of its groups")
     silent = next((text for text in map(_untold, measured.ranks) if text), "")
     if silent:
         return Check(name="groups", status="failed", detail=silent)
-    for rank, name, ranks in seen:
+    for rank, name, ranks in groups:
         try:
             wanted = predicted.mesh.group(name, rank)
         except KeyError:
@@ -98,13 +98,14 @@ def compare_groups(predicted: RunRecord, measured: RunRecord) -> Check:
                 name="groups", status="failed", predicted=len(wanted), measured=len(ranks),
                 detail=where,
             )
-    sizes = dict.fromkeys(f"{name}({len(ranks)})" for _, name, ranks in seen)
+    sizes = dict.fromkeys(f"{name}({len(ranks)})" for _, name, ranks in groups)
     detail = (
-        f"exact    {len(seen)} of {len(seen)}: {', '.join(sizes)}"
-        if seen
+        f"exact    {len(groups)} of {len(groups)}: {', '.join(sizes)}"
+        if groups
         else "exact    one rank, no group"
     )
-    return Check(name="groups", status="ok", predicted=len(seen), measured=len(seen), detail=detail)
+    count = len(groups)
+    return Check(name="groups", status="ok", predicted=count, measured=count, detail=detail)
 
 
 def _key(record: CollectiveRecord, world_size: int) -> tuple[str, str, int, int]:
@@ -113,8 +114,8 @@ def _key(record: CollectiveRecord, world_size: int) -> tuple[str, str, int, int]
 
 
 def _nothing_seen(pairs: tuple[PhasePair, ...], world_size: int) -> str:
-    seen = any(pair.measured.collectives for pair in pairs)
-    return "" if seen or world_size == 1 else "no collective was observed at all"
+    observed = any(pair.measured.collectives for pair in pairs)
+    return "" if observed or world_size == 1 else "no collective was observed at all"
 
 
 def _order_difference(pair: PhasePair, world_size: int) -> str:
@@ -164,13 +165,13 @@ def _announced(rank: RankRun) -> int:
 
 def _untold(rank: RankRun) -> str:
     """A phrase about an axis over which `rank` communicates without telling its group, or ""."""
-    told = set(map(axis_of, rank.groups))
+    named = set(map(axis_of, rank.groups))
     axes = (
         axis_of(record.group)
         for phase in rank.phases.values()
         for record in phase.collectives
     )
-    missing = next((axis for axis in axes if axis not in told), "")
+    missing = next((axis for axis in axes if axis not in named), "")
     return (
         f"rank {rank.rank} communicates over {missing} and does not tell with whom"
         if missing

@@ -79,8 +79,8 @@ def _other_experiment(predicted: RunRecord, measured: RunRecord) -> str:
         sides = ("in the first", "in the second")
     return next(
         (
-            f"{what}: {left} {sides[0]}, {right} {sides[1]}"
-            for what, left, right in pairs
+            f"{label}: {left} {sides[0]}, {right} {sides[1]}"
+            for label, left, right in pairs
             if left != right
         ),
         "",
@@ -89,17 +89,17 @@ def _other_experiment(predicted: RunRecord, measured: RunRecord) -> str:
 
 def _faults(predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:
     """The check of Runs of which one had faults: failed where the other had not the same."""
-    told = [sorted(run.faults) for run in (predicted, measured)]
-    if told[0] == told[1] != []:
+    sides = [sorted(run.faults) for run in (predicted, measured)]
+    if sides[0] == sides[1] != []:
         late = [
             f"held up by rank {run.late[0].rank} {word}"
             for run, word in ((predicted, "predicted"), (measured, "measured")) if run.late
         ]
         most = f"; most {', '.join(late)}" if late else ""
-        had = f"both Runs had {'; '.join(told[0])}{most}"
+        had = f"both Runs had {'; '.join(sides[0])}{most}"
         yield unsupported(FAULTS, f"{had}; a clean step was not compared")
-    elif told[0] != told[1]:
-        texts = ("; ".join(faults) or "none" for faults in told)
+    elif sides[0] != sides[1]:
+        texts = ("; ".join(faults) or "none" for faults in sides)
         yield Check(
             name=FAULTS, status="failed", detail="{} predicted, {} measured".format(*texts)
         )
@@ -116,9 +116,9 @@ def _completeness(predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:
             yield Check(name="complete", status="failed", detail=f"the {word} Run did not reach "
                                                                  f"its end{why}")
             continue
-        told = run.provenance.get("phases", " ".join(PHASES)).split()  # a trace has one alone
+        phases = run.provenance.get("phases", " ".join(PHASES)).split()  # a trace has one alone
         short = [
-            (rank.rank, phase) for rank in run.ranks for phase in told if phase not in rank.phases
+            (rank.rank, phase) for rank in run.ranks for phase in phases if phase not in rank.phases
         ]
         if short:
             detail = (
@@ -147,19 +147,19 @@ def _blamed(ranks: tuple[int, ...]) -> str:
 
 def _coverage(predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:
     """Every rank was measured, or the Run says which; and every measured rank was predicted."""
-    seen = {rank.rank for rank in measured.ranks}
+    ranks = {rank.rank for rank in measured.ranks}
     announced = " ".join(str(rank.rank) for rank in measured.ranks)
     if (
         not measured.representatives
-        and len(seen) < measured.world_size
+        and len(ranks) < measured.world_size
         and measured.provenance.get("ranks") != announced
     ):
         detail = (
-            f"{len(seen)} of {measured.world_size} ranks were measured, and the Run does not say "
+            f"{len(ranks)} of {measured.world_size} ranks were measured, and the Run does not say "
             f"that only they were asked for"
         )
         yield Check(name="ranks", status="failed", detail=detail)
-    alone = sorted(seen - set(partners_of(predicted)))
+    alone = sorted(ranks - set(partners_of(predicted)))
     if alone:
         detail = (
             f"{len(alone)} measured ranks were not predicted, rank {alone[0]} first; predict all "

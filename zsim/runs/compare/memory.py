@@ -89,9 +89,9 @@ def _memory_by_kind(pairs: list[PhasePair]) -> Check:
                     name="memory by kind", status="failed", predicted=wanted, measured=nbytes,
                     detail=where,
                 )
-    seen = pairs[-1].measured.memory.held
-    kinds = ", ".join(f"{kind} {nbytes:,} B" for kind, nbytes in seen.items())
-    total = sum(seen.values())
+    by_kind = pairs[-1].measured.memory.held
+    kinds = ", ".join(f"{kind} {nbytes:,} B" for kind, nbytes in by_kind.items())
+    total = sum(by_kind.values())
     return Check(
         name="memory by kind", status="ok", predicted=total, measured=total,
         detail=f"exact    {kinds}",
@@ -139,11 +139,11 @@ def _memory_detail(pair: PhasePair, num_ranks: int) -> str:
     )
 
 
-def _blind(predicted: RunRecord, measured: RunRecord, what: str) -> str:
-    blind = [run.backend for run in (predicted, measured) if not sees(run, what)]
+def _blind(predicted: RunRecord, measured: RunRecord, aspect: str) -> str:
+    blind = [run.backend for run in (predicted, measured) if not sees(run, aspect)]
     if blind:
-        return f"{' and '.join(blind)} cannot see {what}"
-    return other_torch(predicted, measured) if what == "memory" else ""
+        return f"{' and '.join(blind)} cannot see {aspect}"
+    return other_torch(predicted, measured) if aspect == "memory" else ""
 
 
 def other_torch(predicted: RunRecord, measured: RunRecord) -> str:

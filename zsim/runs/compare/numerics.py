@@ -52,9 +52,9 @@ Ranked = list[tuple[int, Numerics]]
 
 def numerics(predicted: RunRecord, measured: RunRecord) -> Check:
     """The check of every rank's parameters, gradients and losses against the reference's."""
-    if what := measured.provenance.get("draws"):
+    if drawing := measured.provenance.get("draws"):
         return unsupported(
-            "numerics", f"{what} draws random numbers in forward, on each rank others"
+            "numerics", f"{drawing} draws random numbers in forward, on each rank others"
         )
     mode, _, how = measured.provenance.get("numerics", "").partition(": ")
     if mode == "none":
@@ -73,17 +73,17 @@ def numerics(predicted: RunRecord, measured: RunRecord) -> Check:
         blind = f"{measured.backend} cannot see numerics"
         reason = blind if measured not in seeing else "no side compared itself with the reference"
         return unsupported("numerics", reason)
-    told = [numbers for _, numbers in ranked]
-    parameters, gradients = _parameters(told), _gradients(told)
+    observed = [numbers for _, numbers in ranked]
+    parameters, gradients = _parameters(observed), _gradients(observed)
     findings = (
-        parameters, gradients, _furthest(ranked, parameters, gradients), _finite(told),
-        _exact(told), _every_step(seeing, told), _losses(told, measured.world_size),
+        parameters, gradients, _furthest(ranked, parameters, gradients), _finite(observed),
+        _exact(observed), _every_step(seeing, observed), _losses(observed, measured.world_size),
         Finding(True, how),
         _remedy(parameters, gradients),
     )
     return Check(
         name="numerics", status="ok" if all(finding.holds for finding in findings) else "failed",
-        measured=_worst(numbers.largest_relative_difference for numbers in told),
+        measured=_worst(numbers.largest_relative_difference for numbers in observed),
         detail="; ".join(finding.text for finding in findings if finding.text),
     )
 
@@ -102,20 +102,21 @@ def _other_dtype(ranked: Ranked, runs: tuple[RunRecord, RunRecord]) -> str:
     )
 
 
-def _parameters(told: list[Numerics]) -> Finding:
+def _parameters(observed: list[Numerics]) -> Finding:
     """Parameters end up where the reference's do."""
-    worst, bound = _worst(numbers.largest_relative_difference for numbers in told), _bound(told)
+    worst = _worst(numbers.largest_relative_difference for numbers in observed)
+    bound = _bound(observed)
     text = (
-        f"parameters after {told[0].steps} steps: {worst:.2g} of the distance trained "
+        f"parameters after {observed[0].steps} steps: {worst:.2g} of the distance trained "
         f"apart from the reference, at most {bound:g} allowed"
     )
     return Finding(worst <= bound, text)
 
 
-def _gradients(told: list[Numerics]) -> Finding:
+def _gradients(observed: list[Numerics]) -> Finding:
     """Gradients of one more step are those of one process."""
-    worst = _worst(numbers.largest_gradient_difference for numbers in told)
-    bound = min(GRADIENT_BOUND.get(numbers.dtype, 0.0) for numbers in told)
+    worst = _worst(numbers.largest_gradient_difference for numbers in observed)
+    bound = min(GRADIENT_BOUND.get(numbers.dtype, 0.0) for numbers in observed)
     return Finding(worst <= bound, f"gradients {worst:.2g} of their size, at most {bound:g}")
 
 
@@ -132,16 +133,16 @@ def _furthest(ranked: Ranked, parameters: Finding, gradients: Finding) -> Findin
     return Finding(True, f"{name} on rank {rank}" if name else "")
 
 
-def _finite(told: list[Numerics]) -> Finding:
+def _finite(observed: list[Numerics]) -> Finding:
     """Losses are numbers."""
-    losses = (loss for numbers in told for loss in (*numbers.losses, *numbers.reference_losses))
+    losses = (loss for numbers in observed for loss in (*numbers.losses, *numbers.reference_losses))
     finite = all(map(math.isfinite, losses))
     return Finding(finite, "" if finite else "a loss is not finite")
 
 
-def _losses(told: list[Numerics], world_size: int) -> Finding:
+def _losses(observed: list[Numerics], world_size: int) -> Finding:
     """Mean losses are the reference's."""
-    difference, bound = _loss_difference(told, world_size), LOSS_SHARE * _bound(told)
+    difference, bound = _loss_difference(observed, world_size), LOSS_SHARE * _bound(observed)
     if difference <= bound:
         return Finding(True)
     return Finding(False, f"losses {difference:.1g} apart, at most {bound:g}")
@@ -156,22 +157,22 @@ def _remedy(parameters: Finding, gradients: Finding) -> Finding:
     return Finding(True, text if gradients.holds and not parameters.holds else "")
 
 
-def _bound(told: list[Numerics]) -> float:
+def _bound(observed: list[Numerics]) -> float:
     """The bound on parameters of the strictest dtype."""
-    return min(NUMERICS_BOUND.get(numbers.dtype, 0.0) for numbers in told)
+    return min(NUMERICS_BOUND.get(numbers.dtype, 0.0) for numbers in observed)
 
 
 def _ordered(difference: float) -> float:
     return math.inf if math.isnan(difference) else difference
 
 
-def _exact(told: list[Numerics]) -> Finding:
+def _exact(observed: list[Numerics]) -> Finding:
     """Training begins at the model's own parameters, and the optimizer steps as torch's does: to
     the bit, whatever the dtype."""
-    begins = _worst([0.0, *(numbers.initial_difference or 0.0 for numbers in told)])
-    apart = _worst([0.0, *(numbers.step_difference or 0.0 for numbers in told)])
+    begins = _worst([0.0, *(numbers.initial_difference or 0.0 for numbers in observed)])
+    apart = _worst([0.0, *(numbers.step_difference or 0.0 for numbers in observed)])
     if begins != 0:
-        text = f"what the optimizer steps begins {begins:.2g} away from the model's own parameters"
+        text = f"the optimizer's parameters begin {begins:.2g} away from the model's own"
         return Finding(False, text)
     text = (
         f"one step of the optimizer ends {apart:.2g} away from where torch's takes the same state "
@@ -180,15 +181,15 @@ def _exact(told: list[Numerics]) -> Finding:
     return Finding(apart == 0, text if apart != 0 else "")
 
 
-def _every_step(runs: list[RunRecord], told: list[Numerics]) -> Finding:
+def _every_step(runs: list[RunRecord], observed: list[Numerics]) -> Finding:
     """Every step of training was compared, on every rank."""
     least = max(
         [2, *(int(steps) for run in runs if (steps := run.provenance.get("steps", "")).isdecimal())]
     )
-    short = min(numbers.steps for numbers in told)
+    short = min(numbers.steps for numbers in observed)
     if short < least:
         return Finding(False, f"losses of {short} steps, of at least {least}")
-    alike = len({numbers.steps for numbers in told}) == 1
+    alike = len({numbers.steps for numbers in observed}) == 1
     return Finding(alike, "" if alike else "ranks tell losses of different numbers of steps")
 
 
@@ -210,17 +211,18 @@ def _silence(run: RunRecord) -> str:
     )
 
 
-def _loss_difference(told: list[Numerics], world_size: int) -> float:
+def _loss_difference(observed: list[Numerics], world_size: int) -> float:
     """The largest relative difference of the mean loss over all ranks to the reference's, in any
     step; 0 where ranks are missing."""
     if any(
         not len(numbers.losses) == len(numbers.reference_losses) == numbers.steps
-        for numbers in told
+        for numbers in observed
     ):
         return math.inf
-    if len(told) != world_size:
+    if len(observed) != world_size:
         return 0.0  # some ranks were observed, and a mean over all needs all
-    losses = zip(*(numbers.losses for numbers in told), strict=True)
+    losses = zip(*(numbers.losses for numbers in observed), strict=True)
     means = [sum(step) / world_size for step in losses]
-    pairs = [pair for numbers in told for pair in zip(means, numbers.reference_losses, strict=True)]
+    references = [numbers.reference_losses for numbers in observed]
+    pairs = [pair for losses in references for pair in zip(means, losses, strict=True)]
     return _worst([0.0, *(abs(mean - wanted) / abs(wanted or 1.0) for mean, wanted in pairs)])

@@ -210,17 +210,17 @@ class _Labels:
         events = trace.of("user_annotation", "cpu_op")
         self._steps = _outermost(e for e in events if e.name.startswith(OPTIMIZER))
         self._backwards = _outermost(e for e in events if e.name.startswith(BACKWARD))
-        told = [(e, match) for e in events if (match := FSDP.fullmatch(e.name))]
-        self._wrappers = _outermost(event for event, _ in told)
-        own = dict.fromkeys(m[2] for _, m in told if m[1] == "pre_forward" and m[2])
+        labels = [(e, match) for e in events if (match := FSDP.fullmatch(e.name))]
+        self._wrappers = _outermost(event for event, _ in labels)
+        own = dict.fromkeys(m[2] for _, m in labels if m[1] == "pre_forward" and m[2])
         units = dict.fromkeys(
             op.unit for op in planned if op.kind == "forward" and op.unit != ROOT
         )
         names = dict(zip(own, units, strict=True)) if len(own) == len(units) else {}
-        self._annotated = [(e.start_ns, e.end_ns, names.get(m[2], m[2]) or ROOT) for e, m in told]
+        self._annotated = [(e.start_ns, e.end_ns, names.get(m[2], m[2]) or ROOT) for e, m in labels]
         changes = sorted(
             (e.end_ns, names.get(m[2], m[2]) or ROOT) if m[1] in ENTERS else (e.start_ns, ROOT)
-            for e, m in told if m[1] in (*ENTERS, *LEAVES)
+            for e, m in labels if m[1] in (*ENTERS, *LEAVES)
         )
         self._times, self._units = [at for at, _ in changes], [unit for _, unit in changes]
 

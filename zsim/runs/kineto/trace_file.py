@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import ZsimError, shown
+from zsim.io.files import obstacle
 from zsim.io.json_reader import TwiceError, loads
 
 MAX_BYTES = 1024**3
@@ -51,7 +52,7 @@ class KinetoTrace:
     events: tuple[TraceEvent, ...]
 
     def of(self, *categories: str) -> list[TraceEvent]:
-        """The events of these categories, in the order of their starts."""
+        """Events of `categories`, by start time."""
         return [event for event in self.events if event.category in categories]
 
 
@@ -80,13 +81,15 @@ def read(path: Path) -> KinetoTrace:
 
 def _table(path: Path) -> Any:
     try:
-        if path.is_fifo() or path.is_char_device():  # which may never end
-            raise _unfit(path, "a plain file", "a pipe or a device")
+        if not path.is_file():
+            raise OSError
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
         with gzip.open(path) if packed else path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
+    except OSError as error:
+        raise _unfit(path, "a trace of torch.profiler", obstacle(path, error)) from None
+    except (EOFError, zlib.error) as error:
         raise _unfit(path, "a file that can be read", str(error)[:100]) from None
     if len(data) > MAX_BYTES:
         raise _unfit(path, f"at most {MAX_BYTES:,} B of JSON", "more")

@@ -103,21 +103,21 @@ class LaunchedBackend:
         wanted = {"backend": self.name, "zsim": __version__} | (
             {"interpreter": options.interpreter} if options.interpreter else {}
         ) | ({"module": options.module} if options.module else {})
-        asked, there = _asked(options), rank_results.finished(own, scenario, like=wanted)
+        request, there = _asked(options), rank_results.finished(own, scenario, like=wanted)
         if there is not None:
-            differing = _differing(own, asked)
+            differing = _differing(own, request)
             if not differing:
                 return replace(there, provenance=dict(there.provenance) | {"resumed": str(own)})
             options.progress(f"{scenario.name}: made anew, since {differing} was another before")
         with alone_in(own):
-            return self._run_anew(scenario, own, asked, options)
+            return self._run_anew(scenario, own, request, options)
 
     def _run_anew(
-        self, scenario: Scenario, own: Path, asked: dict[str, str], options: RunOptions
+        self, scenario: Scenario, own: Path, request: dict[str, str], options: RunOptions
     ) -> RunRecord:
         """The Run of ranks that the launcher starts now, whose results go to the folder `own`."""
         rank_results.forget(own)
-        files.write(own / ASKED, json.dumps(asked))
+        files.write(own / ASKED, json.dumps(request))
         text = scenario.with_(expect=None).to_toml()
         files.write(own / "scenario.toml", text)
         worker = _worker(scenario, own, options, device=self.device)
@@ -139,25 +139,25 @@ class LaunchedBackend:
 def _asked(options: RunOptions) -> dict[str, str]:
     """Facts that decide a result beside the scenario: the numerics asked for, torch, and the source
     of the user's module."""
-    asked: dict[str, str] = {"numerics": options.numerics} if options.numerics else {}
+    request: dict[str, str] = {"numerics": options.numerics} if options.numerics else {}
     with suppress(PackageNotFoundError):
-        asked["torch"] = version("torch")
+        request["torch"] = version("torch")
     module = sys.modules.get((options.module or "").partition(":")[0])
     file: str | None = getattr(module, "__file__", None)
     if file:
         with suppress(OSError):
-            asked["module's source"] = sha256(Path(file).read_bytes()).hexdigest()[:12]
-    return asked
+            request["module's source"] = sha256(Path(file).read_bytes()).hexdigest()[:12]
+    return request
 
 
-def _differing(own: Path, asked: Mapping[str, str]) -> str:
+def _differing(own: Path, request: Mapping[str, str]) -> str:
     """The names of what is asked for and was not when the results in `own` were made."""
     try:
         before = json.loads((own / ASKED).read_bytes()[:MOST_ASKED])
     except (OSError, ValueError, RecursionError):
         before = None
-    told = before if isinstance(before, dict) else {}
-    return " and ".join(key for key, value in asked.items() if told.get(key) != value)
+    earlier = before if isinstance(before, dict) else {}
+    return " and ".join(key for key, value in request.items() if earlier.get(key) != value)
 
 
 def _hint(error: RankError, own: Path) -> str:
@@ -252,15 +252,15 @@ def _launched(
         stack.enter_context(guarded(process.pid))
         stopped = StoppedProcesses(process.pid)
         try:
-            told = _watched(process, stopped, own, limit_s=limit_s, queue_s=queue_s, tell=tell)
+            reason = _watched(process, stopped, own, limit_s=limit_s, queue_s=queue_s, tell=tell)
         except BaseException:
             with undisturbed():
                 _end(process, stopped)
             raise
-        if told:
+        if reason:
             _end(process, stopped)
-    told = told or f"the launcher ended with code {process.returncode}"
-    return "; ".join(filter(None, (str(stopped), told)))
+    reason = reason or f"the launcher ended with code {process.returncode}"
+    return "; ".join(filter(None, (str(stopped), reason)))
 
 
 def _watched(

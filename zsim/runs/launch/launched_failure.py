@@ -15,8 +15,8 @@ from pathlib import Path
 from zsim.errors import RankError, visible
 from zsim.runs.launch.planned_collectives import BY_TORCH, Planned, deviations, number_of
 
-UNFINISHED = "it did not end, and told no reason"
-ABSENT = "it wrote no result"
+UNFINISHED = "no end, and no reason"
+ABSENT = "no result"
 HANG = "a hang"
 SLOW = "a run that is slow and does not hang"
 CONSEQUENCES = (

@@ -27,7 +27,7 @@ from zsim.runs.launch.planned_collectives import planned_collectives
 from zsim.scenario.scenario import Scenario
 
 STARTED = "started"
-OTHER = "its file is of another scenario or rank"
+OTHER = "a result of another scenario or rank"
 
 
 def file_of(folder: Path, rank: int) -> Path:
@@ -69,8 +69,8 @@ def finished(folder: Path, scenario: Scenario, *, like: dict[str, str]) -> RunRe
         run = gather(folder, scenario)
     except (RankError, saved.SavedRunError):
         return None
-    told = dict(run.provenance) | {"backend": run.backend, "interpreter": run.interpreter}
-    return run if all(told.get(key) == value for key, value in like.items()) else None
+    provenance = dict(run.provenance) | {"backend": run.backend, "interpreter": run.interpreter}
+    return run if all(provenance.get(key) == value for key, value in like.items()) else None
 
 
 def gather(folder: Path, scenario: Scenario) -> RunRecord:

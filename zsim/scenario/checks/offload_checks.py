@@ -148,8 +148,8 @@ def _pinned(nbytes: int, cluster: ClusterSpec) -> Iterator[str]:
     if 0 < cluster.host.memory < ranks * nbytes:
         yield (
             f"offload.pin_memory: expected at most {format_bytes(cluster.host.memory)}, the host "
-            f"memory of a node of {cluster.name}, found {format_bytes(ranks * nbytes)} that "
-            f"{counted(ranks, 'rank')} would pin; shard over more ranks, or pin nothing"
+            f"memory of a node of {cluster.name}, found {format_bytes(ranks * nbytes)} of "
+            f"{counted(ranks, 'rank')}; shard over more ranks, or pin nothing"
         )
 
 

@@ -213,20 +213,20 @@ def _faults(parts: Any) -> Iterator[str]:
 def _expectations(parts: Any) -> Iterator[str]:
     """Steps that are not to end and have no fault, or are to have figures; a rank at fault that is
     none."""
-    told = {entry.name: entry.value for entry in parts.expect}
-    unended = told.get("ends") == 0
+    expected = {entry.name: entry.value for entry in parts.expect}
+    unended = expected.get("ends") == 0
     if unended and not parts.faults:
         yield "expect.ends: expected true of a step without [[faults]], found false"
-    for name in told if unended else ():
+    for name in expected if unended else ():
         if name not in ("ends", "at_fault"):
             yield f"expect.{name}: expected none of a step that does not end, found {name}"
-    if "at_fault" in told:
+    if "at_fault" in expected:
         if all(isinstance(fault, SlowLink | LostLink) for fault in parts.faults):
             yield "expect.at_fault: expected in [[faults]] one of a rank, found none"
-        elif told["at_fault"] >= parts.mesh.world_size:
+        elif expected["at_fault"] >= parts.mesh.world_size:
             yield (
                 f"expect.at_fault: expected 0 to {parts.mesh.world_size - 1}, found "
-                f"{told['at_fault']}"
+                f"{expected['at_fault']}"
             )
 
 

@@ -9,7 +9,7 @@ _WITH_PARTITION = (
     "scenarios have none yet; leave it out"
 )
 _OF_SIZES = (
-    "presets have no dropout; a model of your own sizes may: "
+    "presets have no dropout; sizes of your own may: "
     'model = {{ family = "gpt", sizes = {{ …, {key} = 0.1 }} }}'
 )
 FOREIGN_KEYS: Mapping[str, str] = {
@@ -18,8 +18,7 @@ FOREIGN_KEYS: Mapping[str, str] = {
     )},
     "model.dropout": _OF_SIZES.format(key="attention_dropout"),
     "activation_checkpointing.partition_activations": (
-        "DeepSpeed partitions over ranks of tensor parallelism, which scenarios have none of yet; "
-        "no library partitions over data-parallel ranks, whose activations are of other samples; "
+        "DeepSpeed partitions over ranks of tensor parallelism, and scenarios have none yet; "
         'use offload.activations = "checkpoint_inputs"'
     ),
     "activation_checkpointing.contiguous_memory_optimization": _WITH_PARTITION,

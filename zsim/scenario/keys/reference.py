@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from textwrap import fill
 from typing import Any
 
 from zsim.models.families import FAMILIES
@@ -123,7 +124,7 @@ def _table(
     kind: dict[str, Any] | None = None,
 ) -> Iterator[str]:
     required = (kind or {}).get("required", ())
-    lines = [f"## {title}\n", *([meaning + "\n"] if meaning else [])]
+    lines = [f"## {title}\n", *([fill(meaning, 100) + "\n"] if meaning else [])]
     lines += ["| key | values | default | meaning |", "|---|---|---|---|"]
     for key, entry in entries.items():
         default = "required" if key in required else _toml(entry.get("default"))

@@ -28,6 +28,7 @@ OTHER_TOOLS = {
 """Keys of scenarios by the names that other tools have for them."""
 EXAMPLES = {
     "model": '{ preset = "llama-3-8b" }', "cluster": '{ preset = "dgx-h100" }',
+    "batch": "{ micro_batch = 1 }",
     "strategy": '{ name = "fsdp2" }', "activation_checkpointing": '{ mode = "full" }',
 }
 """A table in place of the text or the flag that people write there first."""
@@ -114,6 +115,8 @@ def _complaint(schema: type[BaseModel], item: Any, path: Sequence[str | int]) ->
     remedy = pydantic_words.remedy_text(item)
     if item["type"] in ("model_type", "dict_type") and path and path[-1] in EXAMPLES:
         remedy = f"write {path[-1]} = {EXAMPLES[str(path[-1])]}"
+    if item["type"] == "missing" and len(path) == 1 and path[0] in EXAMPLES:
+        expected = f"a table, as {path[0]} = {EXAMPLES[str(path[0])]}"
     complaint = f"expected {expected}, found {pydantic_words.found_text(item)}"
     return f"{complaint}; {remedy}" if remedy else complaint
 

@@ -102,8 +102,8 @@ TRAINING_TABLES: Mapping[str, Any] = {
     ),
     "offload": _derived(
         "OffloadTable", Offload,
-        "States of zero1 to 3 and deepspeed1 to 3 in host memory, where the optimizer steps, of "
-        "zero1 to 3 also on drives; activations in host memory.",
+        "States of zero1 to 3 and deepspeed1 to 3 in host memory, of zero1 to 3 also on drives. "
+        "Activations in host memory.",
         {
             "optimizer": _key(
                 "Place of float32 copies and optimizer states: host memory (cpu), or drives."

@@ -69,18 +69,18 @@ def made_model(table: ModelTable, batch: Batch, folder: Path | None) -> ModelSpe
 
 
 def _uses(table: ModelTable) -> Uses:
-    asked = table.uses
-    return Uses(times=asked) if isinstance(asked, int) else Uses(**asked.model_dump())
+    uses = table.uses
+    return Uses(times=uses) if isinstance(uses, int) else Uses(**uses.model_dump())
 
 
 def _refuse_repeated_trace(table: ModelTable, batch: Batch) -> None:
     """A trace is of one forward as the module ran it, in which what it calls may run any number of
     times."""
-    asked = {"model.uses": _uses(table).times, "batch.forwards": batch.forwards}
+    counts = {"model.uses": _uses(table).times, "batch.forwards": batch.forwards}
     remedy = "trace a module whose forward calls it that often"
     problems = tuple(
         f"{key}: expected 1 for a traced model, found {times}; {remedy}"
-        for key, times in asked.items()
+        for key, times in counts.items()
         if times > 1
     )
     if problems:

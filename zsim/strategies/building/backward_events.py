@@ -28,7 +28,7 @@ PRODUCTS = ("linear", "conv1d")
 
 @dataclass(slots=True)
 class RecomputedStretch:
-    """A stretch of a recomputation: up to a `call` into a nested unit, to its return, or to the
+    """A region of a recomputation: up to a `call` into a nested unit, to its return, or to the
     end.
 
     `inside`: the nested unit whose module runs meanwhile, "" for the block itself.

@@ -25,7 +25,7 @@ _BOTH: Mapping[str, str] = {
     "train_micro_batch_size_per_gpu": "this is batch.micro_batch",
     "train_batch_size": "this is batch.micro_batch times batch.accumulation times the ranks",
     "stage": "this is the strategy's name: deepspeed1, deepspeed2 or deepspeed3",
-    "zero_optimization": "its keys are the strategy's own, beside its name",
+    "zero_optimization": "put its keys into strategy, beside the name",
     "fp16": 'this is precision.parameters = "fp16"',
     "bf16": 'this is precision.parameters = "bf16"',
     **dict.fromkeys((

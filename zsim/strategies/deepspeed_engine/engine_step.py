@@ -106,19 +106,19 @@ class EngineStep:
             late=self.gradients.late, after_sums=self.gradients.after_sums,
             held_by_caller=loss_buffers(self.training.model), waiting=self._waiting,
         )
-        stretches, memory = recomputed_in_turn(events, module.recompute)
+        regions, memory = recomputed_in_turn(events, module.recompute)
         copies = module.backward.copies
         self.step.copy_saved(module.unit, copies, micro_batch=self.micro_batch)
         waits = self.step.fetch_inputs(module.unit, copies, micro_batch=self.micro_batch)
-        for stretch in stretches:
-            if stretch.kernels or stretch.memory:
+        for region in regions:
+            if region.kernels or region.memory:
                 self._placed.append(self.step.issue(
-                    "recompute", stretch.inside or module.unit, micro_batch=self.micro_batch,
-                    kernels=stretch.kernels, memory=stretch.memory, waits=waits,
+                    "recompute", region.inside or module.unit, micro_batch=self.micro_batch,
+                    kernels=region.kernels, memory=region.memory, waits=waits,
                 ))
                 waits = []
-            if stretch.call is not None:
-                again(stretch.call)
+            if region.call is not None:
+                again(region.call)
         adds = self.micro_batch and not reduces
         self._compute = self.step.issue(
             "backward", module.unit, micro_batch=self.micro_batch, waits=waits,

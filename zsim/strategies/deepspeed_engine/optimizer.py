@@ -71,14 +71,14 @@ def _search_infinities(
     kernels = [
         kernel for numel in parts for kernel in searching_kernels(numel, dtype=flat.dtype)
     ]
-    told = step.issue("optimizer", OVERFLOW, kernels=tuple(kernels), memory=memory)
+    last = step.issue("optimizer", OVERFLOW, kernels=tuple(kernels), memory=memory)
     if flat.num_ranks > 1:
-        told = step.issue(
-            "all_reduce", OVERFLOW, stream="all_reduce", waits=(told,), group=AXIS, nbytes=1,
+        last = step.issue(
+            "all_reduce", OVERFLOW, stream="all_reduce", waits=(last,), group=AXIS, nbytes=1,
             dtype="uint8",
         )
     read = step.issue(
-        "host_wait", OVERFLOW, stream="host", waits=(told,),
+        "host_wait", OVERFLOW, stream="host", waits=(last,),
         memory=[Free(sent.buffer), Free(flag.buffer)],
     )
     return [read]

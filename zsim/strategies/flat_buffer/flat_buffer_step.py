@@ -451,8 +451,8 @@ class FlatBufferStep:
             if group.fqn in self._shards:
                 self._free(group, "gradient_shard")
 
-    def _free(self, group: FlatGroup, what: str) -> None:
-        buffer = Free(buffer_of(group.fqn, what))
+    def _free(self, group: FlatGroup, part: str) -> None:
+        buffer = Free(buffer_of(group.fqn, part))
         self.step.issue(
             "free", group.fqn, stream="host", micro_batch=self.micro_batch, memory=(buffer,)
         )

@@ -176,15 +176,15 @@ class Passes(StepBuilder):
         self.waits += self.fetch_inputs(
             module.unit, module.backward.copies, micro_batch=self.micro_batch
         )
-        for stretch in again:
+        for region in again:
             # cheap ones are kernels of no weight, and make memory all the same
-            if stretch.kernels or stretch.memory:
-                reads = (stretch.inside,) if stretch.inside else self.block_reads.get(module.fqn)
+            if region.kernels or region.memory:
+                reads = (region.inside,) if region.inside else self.block_reads.get(module.fqn)
                 self._compute(
-                    "recompute", module, kernels=stretch.kernels, memory=stretch.memory, reads=reads
+                    "recompute", module, kernels=region.kernels, memory=region.memory, reads=reads
                 )
-            if stretch.call is not None and hook is not None:
-                hook(stretch.call)
+            if region.call is not None and hook is not None:
+                hook(region.call)
         # the root may only sum gradients between two units
         if module.forward != NOTHING or module.backward != NOTHING:
             self._compute("backward", module, kernels=self._backward_kernels(module), memory=memory)

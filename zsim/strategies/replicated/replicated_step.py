@@ -211,8 +211,7 @@ class ReplicatedStep:
         return casts
 
     def reduce_ready_buckets(self, module: LoweredModule) -> None:
-        """Copy into their bucket, and average, the gradients of each bucket that `module` has made
-        complete."""
+        """Pack and average the gradients of each bucket that `module` completes."""
         last = self._last_gradients()
         for number, fqn in enumerate(last):
             if self.model.last_module[fqn] == module.fqn:

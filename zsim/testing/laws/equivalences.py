@@ -71,9 +71,9 @@ def hsdp_of_one_replica_is_fsdp2(run: Run) -> Iterator[str]:
     plain = strategy_table(
         scenario, name="fsdp2", dp_replicate=None, dp_shard=ranks, all_reduce=None
     )
-    asked = plain.get("reshard_after_forward")
-    if isinstance(asked, int):  # of another number of ranks; to one rank is not at all
-        plain["reshard_after_forward"] = asked is True or asked > 1
+    reshards = plain.get("reshard_after_forward")
+    if isinstance(reshards, int):  # of another number of ranks; to one rank is not at all
+        plain["reshard_after_forward"] = reshards is True or reshards > 1
     hybrid = {**plain, "name": "hsdp", "dp_replicate": 1}
     pair = [variant(scenario, strategy=table) for table in (plain, hybrid)]
     if pair[0] is not None and pair[1] is not None:

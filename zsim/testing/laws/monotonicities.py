@@ -250,6 +250,6 @@ def fewer_reductions_send_no_more(run: Run) -> Iterator[str]:
         yield from _no_less(often, once, "reduced", "every micro-batch")
 
 
-def _no_less(nbytes: int, than: int, at: str, what: str) -> Iterator[str]:
+def _no_less(nbytes: int, than: int, at: str, option: str) -> Iterator[str]:
     if nbytes < than:
-        yield f"all ranks: {nbytes:,} B {at} with {what}, and {than:,} B without"
+        yield f"all ranks: {nbytes:,} B {at} with {option}, and {than:,} B without"

@@ -26,8 +26,8 @@ ROUNDING_NS = 2
 _Load = tuple[int, int, int, str]
 """Start and end of collectives in ns, ns in which a link moves their bytes, their names."""
 GLOO_TIMES, RING_TIMES = {"reduce_scatter": 2, "all_reduce": 2}, {"all_reduce": 2}
-"""Times that an op sends what the other ranks lack, where that is not once. A ring's all-reduce is
-two passes, and gloo's reduce-scatter is an all-reduce."""
+"""Passes of an op over the bytes that other ranks lack, where it is not one. A ring's all-reduce
+is two passes, and gloo's reduce-scatter is an all-reduce."""
 
 
 def records_are_possible(run: Run) -> Iterator[str]:
@@ -166,7 +166,7 @@ def links_carry_no_more_than_they_can(run: Run) -> Iterator[str]:
     """Links carry at most their bandwidth while collectives of a rank run, alone or at once.
 
     The time is long enough for the bytes that each rank lacks at least, whatever the algorithm.
-    Where rings are steps, it is that of all members, for each of whom others move bytes as well.
+    With rings as steps, it is the time of all members: others move bytes for each as well.
     """
     cluster, mesh = run.scenario.cluster, run.record.mesh
     if run.record.interpreter != "simulator" or run.record.provenance["cluster"] != cluster.name:
@@ -226,7 +226,7 @@ def _needed_ns(
 
 
 def _busy(loads: Sequence[_Load]) -> Iterator[_Load]:
-    """Stretches of time in which the link is never idle, with all that it carries."""
+    """Intervals of time in which the link is never idle, with all that it carries."""
     begin = end = -1
     work, names = 0, list[str]()
     for start, stop, own, name in sorted(loads):
@@ -278,8 +278,8 @@ def kernels_are_no_faster_than_the_peak(run: Run) -> Iterator[str]:
 
 
 def utilization_has_its_bounds(run: Run) -> Iterator[str]:
-    """HFU is at most 1. MFU is at most HFU, or twice that where fused attention is causal, half of
-    whose scores it counts though none computes them."""
+    """HFU is at most 1. MFU is at most HFU, or twice HFU with fused causal attention: MFU counts
+    all scores, and the kernel computes half."""
     if run.mfu is None or run.hfu is None or run.scenario.execution.float8:
         return
     if run.hfu > 1 and run.record.interpreter == "simulator":

@@ -121,10 +121,10 @@ def breaches(
 def _told(name: str, ask: AskRun, run: Run) -> Iterator[str]:
     """The breaches that a law yields; ArgumentError where it gives something else."""
     try:
-        told = ask(run)
-        if isinstance(told, str) or not isinstance(told, Iterable):
-            raise _no_breaches(name, told)
-        for breach in told:
+        answer = ask(run)
+        if isinstance(answer, str) or not isinstance(answer, Iterable):
+            raise _no_breaches(name, answer)
+        for breach in answer:
             if not isinstance(breach, str):
                 raise _no_breaches(name, breach)
             yield breach
@@ -133,9 +133,9 @@ def _told(name: str, ask: AskRun, run: Run) -> Iterator[str]:
         raise
 
 
-def _no_breaches(name: str, told: object) -> ArgumentError:
+def _no_breaches(name: str, answer: object) -> ArgumentError:
     return ArgumentError(
-        where=f"law {name}", expected="each breach as text, or none", found=described(told),
+        where=f"law {name}", expected="each breach as text, or none", found=described(answer),
         remedy="write yield before the text of each breach, in place of return or assert",
     )
 

@@ -86,8 +86,8 @@ def _zero_redundancy(scenario: Scenario, rank: int, states: _States) -> Held:
     """ZeroRedundancyOptimizer: states of whole parameters, the largest first to the rank with the
     fewest elements, in the dtype of the parameters."""
     owned: list[list[Parameter]] = [[] for _ in range(scenario.world_size)]
-    asked = [each for each in scenario.model.named_parameters if each.requires_grad]
-    for parameter in sorted(asked, key=lambda each: -each.numel):
+    trained = [each for each in scenario.model.named_parameters if each.requires_grad]
+    for parameter in sorted(trained, key=lambda each: -each.numel):
         min(owned, key=_numel).append(parameter)
     mine = [each for each in owned[rank] if each.fqn in states.trained]
     nbytes = _numel(mine) * states.number * states.parameter + len(mine) * states.counter

@@ -30,20 +30,20 @@ def cases(
     What the marker does not name is that of --zero-backend and --zero-world-size. A test that
     `compares` leaves out the simulator, unless it has nothing else.
     """
-    told = _keywords(markers)
-    backends = _listed(told.get("backend", settings.backends), str)
+    keywords = _keywords(markers)
+    backends = _listed(keywords.get("backend", settings.backends), str)
     if not backends:
-        raise _unfit("backend", 'a backend or a list, as ["sim", "gloo"]', told["backend"])
+        raise _unfit("backend", 'a backend or a list, as ["sim", "gloo"]', keywords["backend"])
     backends = backends_of(backends, where="backend")
     if compares:
         backends = [name for name in backends if name != SIM] or backends
-    sizes = _listed(told.get("world_size", settings.world_sizes or None), int)
+    sizes = _listed(keywords.get("world_size", settings.world_sizes or None), int)
     if not all(1 <= size <= MOST_RANKS for size in sizes) or (
-        not sizes and told.get("world_size") is not None
+        not sizes and keywords.get("world_size") is not None
     ):
-        given = told.get("world_size", settings.world_sizes)
-        raise _unfit("world_size", "numbers of ranks, as 4 or [2, 4]", given)
-    source = told.get("scenario")
+        sizes_value = keywords.get("world_size", settings.world_sizes)
+        raise _unfit("world_size", "numbers of ranks, as 4 or [2, 4]", sizes_value)
+    source = keywords.get("scenario")
     if not isinstance(source, Scenario | str | PathLike | None):
         raise _unfit("scenario", "a Scenario or the path of its file", source)
     for backend in backends:
@@ -53,7 +53,7 @@ def cases(
 
 def _keywords(markers: list[pytest.Mark]) -> Mapping[str, Any]:
     """The keywords of all markers of a test: those of a nearer one win."""
-    told: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
     for mark in reversed(markers):
         unknown = [*mark.args, *(name for name in mark.kwargs if name not in KEYWORDS)]
         if unknown:
@@ -61,8 +61,8 @@ def _keywords(markers: list[pytest.Mark]) -> Mapping[str, Any]:
                 where="marker zero", expected=f"the keywords {', '.join(KEYWORDS)}",
                 found=described(unknown[0]), remedy="@pytest.mark.zero(backend=[…])",
             )
-        told |= mark.kwargs
-    return told
+        keywords |= mark.kwargs
+    return keywords
 
 
 def _listed(value: object, kind: type) -> list[Any]:

@@ -192,7 +192,7 @@ class ScenarioItem(_Item):
         zero = Zero(
             case=BackendCase(backend=self.name, source=self.scenario), item=self, settings=settings
         )
-        told, unseen = "", False
+        gap, unseen = "", False
         try:
             run = zero.run()
         except ZsimError as error:
@@ -203,17 +203,17 @@ class ScenarioItem(_Item):
         else:
             record, problems = run.record, list(_problems(run))
             names = [verdict.name for verdict in run.expectations if verdict.ok is None]
-            told = f"{self.name} measures no {', no '.join(names)} of [expect]" if names else ""
+            gap = f"{self.name} measures no {', no '.join(names)} of [expect]" if names else ""
             unseen = len(names) == len(run.expectations) > 0
-        if told and settings.require_backend:
-            problems.append(f"{told} (--zero-require-backend)")
-        elif told:
-            self.user_properties.append(("zero_not_checked", told))
+        if gap and settings.require_backend:
+            problems.append(f"{gap} (--zero-require-backend)")
+        elif gap:
+            self.user_properties.append(("zero_not_checked", gap))
         if self.name != SIM and SIM in settings.backends:
             comparison = predicted_against(zero.scenario, record)
             problems += [] if comparison.ok else [str(comparison)]
         elif unseen and not problems:
-            settings.lacks(told)
+            settings.lacks(gap)
         if problems:
             raise ScenarioFailedError("\n".join(problems))
 

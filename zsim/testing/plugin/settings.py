@@ -42,8 +42,8 @@ class SessionOptions:
     def lacks(self, reason: str) -> NoReturn:
         """Skip the test that runs, or fail it where backends are required."""
         if self.require_backend:
-            told = f"{reason} (--zero-require-backend)"
-            raise pytest.fail.Exception(told, pytrace=False) from None
+            text = f"{reason} (--zero-require-backend)"
+            raise pytest.fail.Exception(text, pytrace=False) from None
         skipped: Any = pytest.skip.Exception(reason)
         skipped._use_item_location = True  # the report names the test, and no line of this package
         raise skipped from None

@@ -138,11 +138,11 @@ class Zero:
         if held is None:
             self.item.user_properties.append(("zero_not_compared", run.record.scenario))
             return ""
-        told = f"{run.record.scenario} on {run.backend}: {held}"
+        text = f"{run.record.scenario} on {run.backend}: {held}"
         if not held.growths:
-            self.item.user_properties.append(("zero_not_measured", told))
+            self.item.user_properties.append(("zero_not_measured", text))
             return ""
-        self.item.user_properties.append(("zero_compared", told))
+        self.item.user_properties.append(("zero_compared", text))
         edited = f": {EDITED}" if held.edited else ""
         lines = [f"{run.record.scenario} is worse than {held.path}{edited}", *map(str, held.over)]
         return "\n  ".join(lines) if held.over else ""
@@ -190,8 +190,8 @@ class Zero:
             )
         self._golden.add(path)
         text = goldens.golden_text(value)
-        if told := goldens.difference(path, text, update=self.settings.update_golden):
-            pytest.fail(told, pytrace=False)
+        if difference := goldens.difference(path, text, update=self.settings.update_golden):
+            pytest.fail(difference, pytrace=False)
 
 
 def opened(item: pytest.Item, case: BackendCase | None, settings: SessionOptions) -> Zero:

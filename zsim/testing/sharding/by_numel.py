@@ -34,15 +34,15 @@ def by_numel(bounds: Bounds) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _interval(bounds: Bounds, numel: int, rank: int, world: int) -> tuple[int, int]:
-    told = bounds(numel, rank, world)
-    if _is_size(told):
+    answer = bounds(numel, rank, world)
+    if _is_size(answer):
         start = sum(bounds(numel, before, world) for before in range(rank))
-        return start, start + told
-    if isinstance(told, tuple | list) and len(told) == 2 and all(map(_is_size, told)):
-        return told[0], told[1]
+        return start, start + answer
+    if isinstance(answer, tuple | list) and len(answer) == 2 and all(map(_is_size, answer)):
+        return answer[0], answer[1]
     raise ArgumentError(
         where=f"by_numel: bounds(numel={numel}, rank={rank}, world={world})",
-        expected="(start, stop) or a number of elements, from 0", found=described(told),
+        expected="(start, stop) or a number of elements, from 0", found=described(answer),
     )
 
 

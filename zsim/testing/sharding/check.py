@@ -142,10 +142,10 @@ def _most(shape: tuple[int, ...]) -> int:
 def _cases(
     cut: Cut, worlds: Sequence[int], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any] | None
 ) -> Iterator[ShardCase]:
-    told = _default_dtypes(cut.make) if dtypes is None else dtypes
+    chosen = _default_dtypes(cut.make) if dtypes is None else dtypes
     for shape, (index, world) in product(shapes, enumerate(worlds)):
         other = worlds[(index + 1) % len(worlds)]
-        for dtype in told:
+        for dtype in chosen:
             most = _most(shape)
             if dtype is None or replace(cut, dtype=dtype).holds(-1, most - 1, most):
                 yield ShardCase(tuple(shape), world, world + 1 if other == world else other, dtype)

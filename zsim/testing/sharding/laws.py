@@ -123,7 +123,7 @@ def dtypes_are_kept(cut: Cut, case: ShardCase) -> Iterator[str]:
     pieces = cut.pieces(tensor, case.world)
     for name, value in (
         *((f"the piece of rank {rank}", piece) for rank, piece in enumerate(pieces)),
-        (f"what joins ranks 0 to {case.world - 1}", cut.joined(pieces, tensor)),
+        (f"ranks 0 to {case.world - 1} joined", cut.joined(pieces, tensor)),
     ):
         if dtype is not None and getattr(value, "dtype", dtype) != dtype:
             yield f"{name} is of {value.dtype}, the tensor of {dtype}"

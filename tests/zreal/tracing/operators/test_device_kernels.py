@@ -1,5 +1,4 @@
-"""Kernels that CUDA takes: which of them attention gets, and that families say of them what traces
-of the same modules do."""
+"""Kernels that CUDA takes: those of attention, and families beside traces of the same modules."""
 
 from __future__ import annotations
 

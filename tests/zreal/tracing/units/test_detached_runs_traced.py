@@ -1,5 +1,5 @@
-"""Units that run where nothing of theirs goes into the loss, as in siamese steps whose other view
-is detached. Each held to torch."""
+"""Units of which one run does not go into the loss, as in siamese steps with a detached view.
+Each held to torch."""
 
 from __future__ import annotations
 

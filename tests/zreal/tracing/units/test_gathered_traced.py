@@ -1,5 +1,5 @@
-"""Units that read parameters of others: of those that they lie in, as torch lets them, or where
-these are sharded, as it does not."""
+"""Units that read parameters of others: of those around them, as torch lets them, or of sharded
+ones, as it does not."""
 
 from __future__ import annotations
 

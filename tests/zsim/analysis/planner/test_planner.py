@@ -285,17 +285,6 @@ def test_the_smallest_cluster_in_time_is_sought_without_a_list_of_sizes(
     assert best.world_size == min(each.gpus for each in in_time)
 
 
-def test_a_plan_without_an_answer_says_that_no_file_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, out = tmp_path / "small.toml", tmp_path / "best.toml"
-    path.write_text(SMALL.to_toml())
-    asked = ["--micro-batch", "1", "--tokens", "1e15", "--days", "0.001", "-o", str(out)]
-    assert main(["plan", str(path), *asked]) == 1
-    assert "best.toml is not written, as nothing is to take" in capsys.readouterr().err
-    assert not out.exists()
-
-
 def test_the_smallest_cluster_may_be_of_any_number_of_nodes_that_divides_the_batch() -> None:
     """Three nodes are enough; of a batch that they do not divide, it is told that four are next."""
     asked = {"micro_batches": [1], "vary": {"strategy.name": ["fsdp2"]}}

@@ -80,5 +80,5 @@ def test_a_file_that_makes_no_sweep_is_refused(tmp_path, text: str, found: str) 
     file.write_text(text)
     with pytest.raises(ZsimError, match=found):
         read(file)
-    with pytest.raises(SweepError, match="can be read"):
+    with pytest.raises(SweepError, match="a sweep's file"):
         read(tmp_path / "missing.toml")

@@ -259,11 +259,3 @@ def test_a_full_disk_is_told(tmp_path) -> None:
     (tmp_path / "table.csv.journal").symlink_to("/dev/full")
     with pytest.raises(PlaceError, match="expected room for"):
         zsim.sweep(BASE, {"batch.micro_batch": [1]}, on="here", out=tmp_path / "table.csv")
-
-
-def test_a_printed_table_names_keys_by_their_last_part_unless_two_have_the_same():
-    axes = {"batch.micro_batch": [1], "strategy.name": ["ddp"]}
-    heads = str(zsim.sweep(BASE, axes, on="here")).splitlines()[1]
-    assert heads.split()[:2] == ["micro_batch", "name"]
-    heads = str(zsim.sweep(BASE, axes | {"optimizer.name": ["sgd"]}, on="here")).splitlines()[1]
-    assert "strategy.name  optimizer.name" in heads

@@ -202,7 +202,7 @@ def test_ranks_on_gpus_are_predicted_by_the_file_only_where_it_is_of_them(
         for preset in ("dgx-h100", "dgx-a100")
     )
     assert choice.find_machine(able, fits, None) is None
-    assert "nobody has measured them" in choice.reason_for_preset(H100, fits)
+    assert "not calibrated here" in choice.reason_for_preset(H100, fits)
     files.write(machine_file.cached(8, H100), whole_node.text)
     cluster = choice.load_machine(fits, choice.find_machine(able, fits, None))
     assert cluster.device.kernel == TRUE.kernel

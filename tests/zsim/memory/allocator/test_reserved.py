@@ -205,7 +205,7 @@ def test_on_a_full_device_the_cache_is_released_and_counted_and_then_the_op_is_r
 @pytest.mark.parametrize(("events", "message"), [
     ((Free("x"),), r"steady op 0 \(forward a\): expected a live buffer, found x: it is freed"),
     ((activations("x", 1), activations("x", 1)),
-     "expected a buffer that is not live, found x: it is allocated again"),
+     "expected a buffer that is not live, found x: a second allocation"),
 ])
 def test_a_buffer_freed_or_made_twice_is_refused_with_its_op(events, message):
     with pytest.raises(ProgramError, match=message):

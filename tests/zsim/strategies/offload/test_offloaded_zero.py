@@ -259,7 +259,7 @@ def test_more_pinned_memory_than_the_host_has_is_refused_with_what_is_needed() -
         scenario(offload=BOTH, model=LARGE)
     assert (
         "offload.toml: offload.pin_memory: expected at most 1.82 TiB, the host memory of a node of "
-        "dgx-a100, found 2.21 TiB that 8 ranks would pin; shard over more ranks, or pin nothing"
+        "dgx-a100, found 2.21 TiB of 8 ranks; shard over more ranks, or pin nothing"
     ) in str(refused.value)
 
 

@@ -248,7 +248,7 @@ def test_pinned_copies_take_blocks_of_powers_of_two(pin: str, rounds: bool) -> N
 
 def test_blocks_lowered_once_save_as_blocks_lowered_each() -> None:
     model, batch = scenario(more="model.num_layers = 4").model, scenario().batch
-    hook = SavedTensorsHook(what="saved_tensors")
+    hook = SavedTensorsHook(tensors="saved_tensors")
     for checkpointing in (Checkpointing(), Checkpointing(mode="full")):
         ways = {"batch": batch, "dtype": "float32", "checkpointing": checkpointing}
         alone = lower_each(

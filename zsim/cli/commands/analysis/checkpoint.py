@@ -119,8 +119,8 @@ def _reads(reads: Sequence[Sequence[FileRead]]) -> Iterator[tuple[str, str]]:
     for rank, own in enumerate(reads[:MOST_ROWS]):
         nbytes = _by_file(own)
         least = sum(nbytes.values()) / LEAST_PART
-        told = [f"file {file} {format_bytes(n)}" for file, n in sorted(nbytes.items()) if n > least]
-        yield "reads" if rank == 0 else "", f"rank {rank}: {', '.join(told) or 'nothing'}"
+        read = [f"file {file} {format_bytes(n)}" for file, n in sorted(nbytes.items()) if n > least]
+        yield "reads" if rank == 0 else "", f"rank {rank}: {', '.join(read) or 'nothing'}"
     if len(reads) > MOST_ROWS:
         yield "", "…"
 

@@ -38,12 +38,12 @@ def run(options: argparse.Namespace) -> int:
     if not dumps:
         raise unread[0]
     require_one_job(dumps)
-    told = explain(dumps, unread=[str(error) for error in unread])
+    explanation = explain(dumps, unread=[str(error) for error in unread])
     if options.json:
-        terminal.write_json({"schema_version": SCHEMA_VERSION, **told.to_dict()})
+        terminal.write_json({"schema_version": SCHEMA_VERSION, **explanation.to_dict()})
     else:
-        _print(told)
-    return 1 if told.findings else 2 if unread else 0
+        _print(explanation)
+    return 1 if explanation.findings else 2 if unread else 0
 
 
 def _files(names: list[str]) -> list[Path]:
@@ -71,18 +71,19 @@ def _is_pickle(path: Path) -> bool:
     return False
 
 
-def _print(told: Explanation) -> None:
-    for line in told.unread:
+def _print(explanation: Explanation) -> None:
+    for line in explanation.unread:
         terminal.say(f"not read: {line}")
     terminal.say(
-        f"{counted(len(told.ranks), 'rank')}, {counted(told.collectives, 'collective')} of "
-        f"{counted(told.groups, 'group')}: {len(told.findings) or 'nothing'} found"
+        f"{counted(len(explanation.ranks), 'rank')}, "
+        f"{counted(explanation.collectives, 'collective')} of "
+        f"{counted(explanation.groups, 'group')}: {len(explanation.findings) or 'nothing'} found"
     )
-    for finding in told.findings:
+    for finding in explanation.findings:
         terminal.say(f"  {finding.kind}: {finding.text}")
-    if told.waits:
-        terminal.say("  who waits for whom:")
-    for wait in told.waits:
+    if explanation.waits:
+        terminal.say("  ranks that wait for others:")
+    for wait in explanation.waits:
         absent = ", ".join(map(str, wait.absent[:8]))
         at = f"  {wait.at}" if wait.at else ""
         inside = f"{wait.op} #{wait.seq} of {wait.group}"

@@ -23,7 +23,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     shared_options.scenarios_option(command)
     command.add_argument(
         "--ignore", type=arguments.names, default=(), metavar="RULE,…",
-        help="rules not to ask; in a scenario lint = { ignore = [\"RULE\"] }",
+        help="rules to skip; in a scenario lint = { ignore = [\"RULE\"] }",
     )
     shared_options.module_option(command)
 
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
                 {"scenario": scenario.name, "findings": [each.to_dict() for each in findings]}
                 for scenario, findings in results
             ],
-            "errors": [{"scenario": name, "error": str(told)} for name, told in failures],
+            "errors": [{"scenario": name, "error": str(problem)} for name, problem in failures],
         })
     else:
         for scenario, findings in results:

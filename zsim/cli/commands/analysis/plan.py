@@ -31,14 +31,14 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--tokens", type=arguments.number, default=None, metavar="1e12",
-        help="tokens to train on: days and GPU hours are told",
+        help="tokens to train on; also prints days and GPU hours",
     )
     command.add_argument(
         "--days", type=arguments.number, default=None, metavar="D",
         help="days that --tokens may take; what is slower is left out",
     )
     command.add_argument(
-        "--price", type=arguments.number, default=None, metavar="P", help="of one GPU for an hour"
+        "--price", type=arguments.number, default=None, metavar="P", help="price of one GPU hour"
     )
     command.add_argument(
         "--budget", type=arguments.number, default=None, metavar="M",
@@ -84,6 +84,4 @@ def run(options: argparse.Namespace) -> int:
     if out and plan.recommended:
         files.write(out, plan.recommended.to_toml())
         terminal.wrote(out, "; zsim run simulates it")
-    elif out:
-        terminal.note(f"{out} is not written, as nothing is to take")
     return 0 if plan.recommended else 1

@@ -30,11 +30,10 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of `zsim show`."""
     command.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
     command.add_argument("--program", action="store_true", help="the Program, one line per op")
-    command.add_argument("--memory", action="store_true", help="whether it fits, what lives at the "
-                                                            "peak, what would help")
-    command.add_argument("--time", action="store_true", help="where the time goes, why "
-                                                          "communication is exposed, what would "
-                                                          "hide it")
+    command.add_argument("--memory", action="store_true", help="memory verdict, live buffers at "
+                                                               "the peak, changes that save memory")
+    command.add_argument("--time", action="store_true", help="time by cause, exposed "
+                                                             "communication, changes that hide it")
     command.add_argument(
         "--snapshot", metavar="FILE", type=arguments.path,
         help="write the allocator's history for PyTorch's memory visualiser",
@@ -131,14 +130,15 @@ def _advice(case: Planned, answer: fits.MemoryVerdict) -> tuple[advice.Effect, .
     """
     scenario = case.scenario
     if untried := scenario.work.problem(part=MANY_TIMES):
-        terminal.warn(scenario.name, [f"what would help is not computed, to be done in seconds: "
-                                    f"{untried}"])
+        terminal.warn(
+            scenario.name, [f"changes are not simulated: it would take minutes: {untried}"]
+        )
         return None
     with terminal.progress(f"{scenario.name}: every change planned and simulated"):
         try:
             step = step_time(case)
         except LostLinkError as error:  # memory needs no clock
-            terminal.warn(scenario.name, [f"what would help is not computed: {error}"])
+            terminal.warn(scenario.name, [f"changes are not simulated: {error}"])
             return None
         return advice.advice(
             advice.Way(

@@ -28,7 +28,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--on", default="loky", metavar="loky",
-        help="who computes: loky (processes here, default), here (this process), "
+        help="executor of the points: loky (processes here, default), here (this process), "
              "dask[:ADDRESS], ray[:ADDRESS]",
     )
     command.add_argument(

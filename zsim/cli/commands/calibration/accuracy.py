@@ -26,7 +26,7 @@ MOST_REASONS = 8
 """Reasons that an error names of those for which nothing is predicted."""
 GROUP = ("source", "kind", "gpu", "nodes", "n", "median", "mean", "p95", "max", "spearman", "bias")
 
-IMPOSSIBLE = ("source", "line", "what", "measured", "least", "link")
+IMPOSSIBLE = ("source", "line", "label", "measured", "least", "link")
 
 
 class NoSuchRowError(ZsimError):
@@ -50,7 +50,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="the collective of nccl-tests' logs that do not say it",
     )
     command.add_argument(
-        "--cluster", metavar="PRESET", help="on which cluster logs of nccl-tests ran"
+        "--cluster", metavar="PRESET", help="cluster preset of nccl-tests' logs"
     )
     shared_options.folder_option(command)
     shared_options.json_option(command)
@@ -184,7 +184,7 @@ def _table(result: Accuracy) -> Iterator[str]:
 def _impossible(result: Accuracy) -> Iterator[str]:
     """Each row that no link could carry, with the time that its links need."""
     for row in result.impossible:
-        yield (f"  {row.source} line {row.line}: {row.what}, measured {row.measured:.6g} s; "
+        yield (f"  {row.source} line {row.line}: {row.label}, measured {row.measured:.6g} s; "
                f"{row.link} need {row.least:.6g} s")
 
 

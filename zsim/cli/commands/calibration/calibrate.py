@@ -57,12 +57,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--backend", default=None, metavar="BACKEND",
-        help="what --here measures: gloo, this machine's CPU (default), or nccl, its GPUs"
+        help="device that --here measures: gloo, this machine's CPU (default), or nccl, its GPUs"
     )
     command.add_argument(
         "--cluster", default="", metavar="PRESET",
         help="the preset that --out begins with (default: that of all steps, else dgx-h100; of "
-             "GPUs, the node that they are sold in)",
+             "GPUs, their vendor's node)",
     )
     command.add_argument(
         "-o", "--out", metavar="FILE.toml", type=arguments.path,
@@ -124,12 +124,12 @@ def _require_one_way(options: argparse.Namespace) -> None:
         "--quick": options.quick, "--world-size": options.world_size, "--backend": options.backend
     }
     only_files = {"--scenarios": options.scenarios}
-    odd = [name for name, given in (only_files if options.here else only_here).items() if given]
+    odd = [name for name, value in (only_files if options.here else only_here).items() if value]
     if bool(options.files) == options.here or odd:
-        given = odd[0] if odd else "both" if options.here else "neither"
+        value = odd[0] if odd else "both" if options.here else "neither"
         raise UsageError(
             where="calibrate", expected="either --from FILE… or --here, with its own options",
-            found=given, remedy="`zsim calibrate --help` has the options of both",
+            found=value, remedy="`zsim calibrate --help` has the options of both",
         )
 
 

@@ -40,7 +40,7 @@ def add_answers(command: argparse.ArgumentParser) -> None:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """Keys of the scenario that options answer, by name."""
-    given = {key: getattr(options, name) for name, key in KEYS.items()}
-    return {key: value for key, value in given.items() if value is not None} | dict(
+    values = {key: getattr(options, name) for name, key in KEYS.items()}
+    return {key: value for key, value in values.items() if value is not None} | dict(
         options.settings
     )

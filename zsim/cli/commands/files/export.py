@@ -20,7 +20,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
     command.add_argument(
         "-o", "--out", metavar="FILE", type=arguments.path, default=None,
-        help="the file to write (default: print it); of chakra the prefix of a file a rank",
+        help="the file to write (default: print it); chakra writes one file per rank: this is "
+             "their prefix",
     )
     shared_options.json_option(command)
 

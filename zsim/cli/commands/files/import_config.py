@@ -22,8 +22,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of `zsim import`."""
     command.add_argument(
         "files", nargs="+", type=arguments.path, metavar="[KIND] FILE",
-        help=f"a config, of one of the kinds {', '.join(IMPORTERS)}, which its content tells if "
-             "KIND is left out; or kineto and one trace of torch's profiler for each rank",
+        help=f"a config ({' or '.join(IMPORTERS)}; without KIND, its content tells); or kineto and "
+             "one trace of torch's profiler for each rank",
     )
     command.add_argument(
         "-o", "--out", metavar="FILE.toml", type=arguments.path, default=None,
@@ -36,15 +36,15 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--recipe", metavar="NAME", default="",
-        help="of a Python config of torchtitan: the function that makes the config",
+        help="function that makes a torchtitan Python config",
     )
     command.add_argument(
         "--scenario", metavar="SCENARIO", type=arguments.path, default=None,
-        help="with kineto: the scenario that this training is, for mesh and units",
+        help="scenario of a kineto trace, for mesh and units",
     )
     command.add_argument(
         "--save", metavar="RUN.json", type=arguments.path, default=None,
-        help="with kineto: write the Run, for `zsim compare`",
+        help="write the Run of a kineto trace, for `zsim compare`",
     )
     shared_options.json_option(command)
 

@@ -26,8 +26,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--input", metavar="[NAME=]2x2048:int64", action="append", default=[], dest="inputs",
-        help="shape and dtype of an input of forward, one for each; of a config.json of tokens. "
-             "B and S as sizes stand for --micro-batch and --sequence-length: BxS:int64",
+        help="shape and dtype of an input of forward, one for each; for a config.json, the token "
+             "ids. B and S as sizes stand for --micro-batch and --sequence-length: BxS:int64",
     )
     command.add_argument(
         "--micro-batch", metavar="1,2,4", type=arguments.counts, default=(),
@@ -75,13 +75,13 @@ def run(options: argparse.Namespace) -> int:
     model = models[0]
     traced_file.save(model if len(models) == 1 else models, out)
     sizes = [(each.batch.micro_batch, each.batch.sequence_length) for each in models]
-    told = {
+    report = {
         "file": str(out), "num_parameters": model.num_parameters,
         "units": [unit.fqn for unit in model.units],
         "micro_batch": sizes[0][0], "sequence_length": sizes[0][1], "sizes": sizes,
     }
     if options.json:
-        terminal.write_json(told)
+        terminal.write_json(report)
     else:
         terminal.say(
             f"{model.name}: {model.num_parameters:,} parameters in "

@@ -1,5 +1,4 @@
-"""Files that run and validate write: where each scenario's go, and what is kept of a Run that does
-not end."""
+"""Files that run and validate write, for each scenario, and those of a Run that does not end."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def target_of(target: str, scenario: Scenario, several: bool, suffix: str) -> Pa
 
 
 def note_no_trace(scenario: Scenario, options: argparse.Namespace) -> None:
-    """Say that there is no trace of a step that does not end, where one is asked for."""
+    """Note that a step without an end has no trace, where `options` ask for one."""
     if options.trace:
         terminal.note(f"{scenario.name}: no trace is written, as the step does not end")
 
@@ -82,5 +81,5 @@ def _kept(run: RunRecord, target: Path | None) -> str:
     try:
         saved.save(run, target)
     except files.PlaceError as unsaved:
-        return f"what the ranks had ended until then could not be saved: {unsaved}"
-    return f"what the ranks had ended until then is in {target}, marked incomplete"
+        return f"phases that ranks had ended could not be saved: {unsaved}"
+    return f"phases that ranks had ended are in {target}, marked incomplete"

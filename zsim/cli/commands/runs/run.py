@@ -55,8 +55,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--detail", choices=get_args(Detail), default=None,
-        help="simulate collectives as flows (default), or those that go round a ring as steps, "
-             "hop by hop; in a scenario execution = { detail = \"steps\" }",
+        help="simulate collectives as flows (default), or rings as steps, hop by hop; in a "
+             "scenario execution = { detail = \"steps\" }",
     )
     command.add_argument(
         "--seeds", metavar="N", type=arguments.count, default=None,

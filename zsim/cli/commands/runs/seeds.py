@@ -25,16 +25,16 @@ def run_seeds(scenarios: Sequence[Scenario], options: argparse.Namespace) -> int
             where="--seeds", expected="the backend sim, and no single Run to keep",
             found=other[:60], remedy="leave one of the two out",
         )
-    told = []
+    results = []
     for scenario in scenarios:
         with terminal.progress(f"{scenario.name}: {options.seeds} seeds"):
             steps = jitter(scenario, seeds=options.seeds)
-        told.append(steps)
+        results.append(steps)
         if not options.json:
             head, *_ = str(steps).splitlines()
             terminal.table(head, list(steps.rows()))
     if options.json:
-        objects = [{"schema_version": SCHEMA_VERSION, **steps.to_dict()} for steps in told]
+        objects = [{"schema_version": SCHEMA_VERSION, **steps.to_dict()} for steps in results]
         terminal.write_json(
             objects[0] if len(objects) == 1
             else {"schema_version": SCHEMA_VERSION, "scenarios": objects}

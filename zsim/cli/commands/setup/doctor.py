@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         terminal.write_json({"machine": machine, "extras": extras, "backends": backends})
         return 0
     terminal.table("this machine", list(machine.items()))
-    terminal.table("what can run here", [
+    terminal.table("backends that run here", [
         (each["name"], "yes" if each["able"] else f"no: {each['reason']}") for each in backends
     ])
     terminal.table("optional parts", [

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
         terminal.write_json(json_schema())
         return 0
     chosen = [options.what] if options.what else list(LISTINGS)
-    lists = {what: list(LISTINGS[what]()) for what in chosen}
+    lists = {kind: list(LISTINGS[kind]()) for kind in chosen}
     if not options.json and "scenarios" in lists:
         head = f"{_shipped()}{os.sep}"
         if any(name.startswith(head) for name, _ in lists["scenarios"]):

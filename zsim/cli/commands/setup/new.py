@@ -74,22 +74,22 @@ def run(options: argparse.Namespace) -> int:
 
 def _answers(options: argparse.Namespace, *, folder: Path) -> dict[str, str]:
     """The answer to each question, from an option or from the terminal."""
-    given = {
+    values = {
         "model": options.model, "cluster": options.cluster,
         "size": options.ranks if options.nodes is None else options.nodes,
         "sequence_length": options.sequence_length, "strategy": options.strategy,
     }
     if options.model and not options.sequence_length:
-        given["sequence_length"] = _only_length(options.model)
-    missing = [name for name, value in given.items() if value is None]
+        values["sequence_length"] = _only_length(options.model)
+    missing = [name for name, value in values.items() if value is None]
     if missing and not sys.stdin.isatty():
         names = {"size": "--nodes"}
         flags = ", ".join(names.get(name, f"--{name.replace('_', '-')}") for name in missing)
         raise UsageError(
-            where="zsim new", expected=f"a terminal to ask on, or {flags}", found="neither"
+            where="zsim new", expected=f"a terminal to ask on, or {flags}", found="none of them"
         )
     answers = {name: default for name, (_, default) in QUESTIONS.items()}
-    answers |= {name: str(value) for name, value in given.items() if value is not None}
+    answers |= {name: str(value) for name, value in values.items() if value is not None}
     for name in missing:
         question, default = _question(name, answers["model"])
         while name != "sequence_length" or _only_length(answers["model"]) is None:
@@ -149,8 +149,8 @@ def _problems(
     try:
         _scenario(answers, options, folder=folder)
     except ScenarioError as error:
-        told = error.under("zsim new")
-        return [problem for problem in told if key_of(problem).startswith(KEYS[name])]
+        problems = error.under("zsim new")
+        return [problem for problem in problems if key_of(problem).startswith(KEYS[name])]
     return []
 
 
@@ -158,18 +158,18 @@ def _scenario(
     answers: dict[str, str], options: argparse.Namespace, *, folder: Path
 ) -> Scenario:
     """The scenario of the answers; ScenarioError with every answer that does not do."""
-    told: dict[str, Any] = {
+    table: dict[str, Any] = {
         "batch.sequence_length": _whole(answers["sequence_length"]),
         "batch.micro_batch": min(
             (traced.batch.micro_batch for traced in _traced(answers["model"])), default=1
         ),
         "strategy.name": answers["strategy"],
     } | settings(options)
-    told.pop("cluster.ranks", None)
-    told.pop("cluster.nodes", None)
+    table.pop("cluster.ranks", None)
+    table.pop("cluster.nodes", None)
     notes = Notes(where="zsim new")
     draft = Draft(notes, Answers(
-        model=answers["model"], cluster=answers["cluster"], settings=told, folder=folder,
+        model=answers["model"], cluster=answers["cluster"], settings=table, folder=folder,
     ))
     cluster = draft.cluster
     on_gpus = cluster is not None and cluster.kind != "cpu"
@@ -178,11 +178,11 @@ def _scenario(
         draft.put("precision", _precision(answers["model"]))
     axes = {"strategy.dp_replicate", "strategy.dp_shard"}
     strategy = STRATEGIES.get(answers["strategy"])
-    if strategy is not None and strategy.asks_replicas and axes.isdisjoint(told):
+    if strategy is not None and strategy.asks_replicas and axes.isdisjoint(table):
         nodes = _whole(answers["size"]) if on_gpus else 1
         draft.put("strategy.dp_replicate", nodes if isinstance(nodes, int) and nodes > 1 else 2)
     draft.put("optimizer", {"name": "adamw", "implementation": "fused" if on_gpus else "foreach"})
-    draft.put("batch.accumulation", told.get("batch.accumulation", 1))
+    draft.put("batch.accumulation", table.get("batch.accumulation", 1))
     return draft.finish(name="new", as_scenario="")
 
 

@@ -74,9 +74,11 @@ class Ring:
         )
 
     def chain_bytes(self) -> int:
-        """Bytes that trees add to the ring inside a node, where they are a chain along which data
-        also runs back. A rank receives from the one behind it and sends to the one before it. Two
-        ranks are neighbours both ways already."""
+        """Bytes that trees add to the ring inside a node.
+
+        Trees are a chain there, and data also runs back along it. A rank receives from the one
+        behind it and sends to the one before it. Two ranks are neighbours both ways already.
+        """
         first, last = self.position == 0, self.position == self.members - 1
         per_channel = self.inner.receive * (not last) + self.inner.send * (not first)
         return self.channels * per_channel if self.members > 2 else 0

@@ -107,8 +107,10 @@ def known_band(
 
 
 def as_it_is(curves: Curves, scope: str, collective: str, node: Nccl) -> MeasuredCurve | None:
-    """The curve that `curves` have, where they have none of the machine's own drawn through the
-    times of NCCL's mechanisms; None where the generation has no such switch."""
+    """The machine's own curve, else one drawn through the times of NCCL's mechanisms.
+
+    None where the generation has no such switch.
+    """
     known = curves.own.get((scope, _place(scope, node), collective))
     if known is not None or (scope == "nvls" and node.generation not in NVLS_HEAD_GB_S):
         return known

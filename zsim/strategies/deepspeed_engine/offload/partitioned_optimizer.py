@@ -45,19 +45,19 @@ def optimizer_step(step: StepBuilder, flat: FlatPartition, share: Share, *, firs
     step.begin("zero_grad")
 
 
-def _tell(step: StepBuilder, flat: FlatPartition, what: str, *, nbytes: int, dtype: str) -> int:
+def _tell(step: StepBuilder, flat: FlatPartition, label: str, *, nbytes: int, dtype: str) -> int:
     """Send a number that the host has to all ranks; the host reads the answer."""
-    sent = Alloc(form_of(what, "sent"), "communication", nbytes)
-    told = step.issue("optimizer", what, stream="host", memory=[sent])
+    sent = Alloc(form_of(label, "sent"), "communication", nbytes)
+    copied = step.issue("optimizer", label, stream="host", memory=[sent])
     if flat.num_ranks > 1:
-        told = step.issue(
-            "all_reduce", what, stream="all_reduce", waits=(told,), group=AXIS, nbytes=nbytes,
+        copied = step.issue(
+            "all_reduce", label, stream="all_reduce", waits=(copied,), group=AXIS, nbytes=nbytes,
             dtype=dtype,
         )
     memory: list[MemoryEvent] = [Free(sent.buffer)]
-    if what == NORMS:
+    if label == NORMS:
         memory.insert(0, Alloc(norm_part("root"), "temporaries", NORM_NBYTES))
-    return step.issue("host_wait", what, stream="host", waits=(told,), memory=memory)
+    return step.issue("host_wait", label, stream="host", waits=(copied,), memory=memory)
 
 
 def _step(step: StepBuilder, flat: FlatPartition, *, after: int, first: bool) -> int:

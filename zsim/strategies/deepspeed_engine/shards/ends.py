@@ -52,10 +52,10 @@ def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) 
             offloaded_optimizer.norm(step, group, number=number)
         else:
             _norm(step.step, sharded, group, number=number)
-    told = norm_part("global" if first else "told")
+    norm = norm_part("global" if first else "told")
     nbytes = NORM_NBYTES if offloads else WIDE_NBYTES
     memory: list[MemoryEvent] = [
-        *combined(count, nbytes), Alloc(told, "temporaries", nbytes),
+        *combined(count, nbytes), Alloc(norm, "temporaries", nbytes),
     ]
     for number, group in enumerate(sharded.sub_groups):
         if isinstance(step, OffloadedShardedStep):
@@ -107,11 +107,11 @@ def _search_infinities(step: StepBuilder, sharded: ShardedParameters) -> None:
         "optimizer", OVERFLOW, stream="host" if offloads else "compute", memory=memory, host=host,
         kernels=located(search) if offloads else search,
     )
-    told = step.issue(
+    reduced = step.issue(
         "all_reduce", OVERFLOW, stream="all_reduce", waits=(searched,), group=AXIS, nbytes=1,
         dtype="uint8",
     )
-    step.issue("host_wait", OVERFLOW, stream="host", waits=(told,), memory=[Free(sent.buffer)])
+    step.issue("host_wait", OVERFLOW, stream="host", waits=(reduced,), memory=[Free(sent.buffer)])
 
 
 def _drop_copies(step: StepBuilder, sharded: ShardedParameters) -> None:

@@ -39,9 +39,9 @@ def norm(step: OffloadedShardedStep, group: tuple[Parameter, ...], *, number: in
     """The norm of a sub-group's gradients over ranks."""
     builder = step.step
     summed = step.issue_placed("optimizer", NORMS, buffer_of(str(number), SUMMED))
-    told = builder.issue("host_wait", NORMS, stream="host", waits=(summed,))
+    waited = builder.issue("host_wait", NORMS, stream="host", waits=(summed,))
     reduced = builder.issue(
-        "all_reduce", NORMS, stream="all_reduce", waits=(told,), group=AXIS, nbytes=NORM_NBYTES,
+        "all_reduce", NORMS, stream="all_reduce", waits=(waited,), group=AXIS, nbytes=NORM_NBYTES,
         dtype=MASTER_DTYPE,
     )
     flags = [Alloc(norm_part(name), "temporaries", 1) for name in ("inf", "nan", "any")]
@@ -50,7 +50,7 @@ def norm(step: OffloadedShardedStep, group: tuple[Parameter, ...], *, number: in
         "alloc", NORMS, stream="host",
         memory=[Alloc(norm_part("group", number), "temporaries", NORM_NBYTES)],
     )
-    step.told = step.issue_placed(
+    step.norms_at = step.issue_placed(
         "optimizer", NORMS, buffer_of(str(number), TOLD), waits=(reduced,),
         memory=[
             *flags, error, *(Free(alloc.buffer) for alloc in (*flags, error)),
@@ -76,7 +76,7 @@ def sub_step(
         events += [rounded, Free(rounded.buffer)]
     memory, host = placed(events, device=training.device)
     stepped = step.step.issue(
-        "optimizer", ROOT, stream="host", waits=(step.told,),
+        "optimizer", ROOT, stream="host", waits=(step.norms_at,),
         kernels=(
             *step_kernels(training, size),
             *located([copy_kernel(size, source=MASTER_DTYPE, target=sharded.dtype)]),
@@ -92,5 +92,6 @@ def sub_step(
 def drop_norms(step: OffloadedShardedStep, after: Sequence[MemoryEvent]) -> None:
     """The norms of shards go, once all are stepped; with memory of what comes `after`."""
     step.issue_placed(
-        "optimizer", NORMS, buffer_of("", DROPPED), stream="host", waits=(step.told,), memory=after
+        "optimizer", NORMS, buffer_of("", DROPPED), stream="host", waits=(step.norms_at,),
+        memory=after,
     )

@@ -56,7 +56,7 @@ class OffloadedShardedStep(ShardedStep):
 
     _sending: dict[int, Bucket] = field(default_factory=dict)
     """Ops that copy a bucket's shards between device and host."""
-    told: int = -1
+    norms_at: int = -1
     """The op after which the host knows the norms of all sub-groups."""
 
     # -- parameters
@@ -139,11 +139,11 @@ class OffloadedShardedStep(ShardedStep):
 
     def _own(self, event: MemoryEvent, op: Op, rank: int) -> Iterator[Event]:
         """An event of a rank, or what is in place of a place holder."""
-        name, what = owner_of(event.buffer), role_of(event.buffer)
-        if what not in (SENT, SUMMED, TOLD, DROPPED):
+        name, part = owner_of(event.buffer), role_of(event.buffer)
+        if part not in (SENT, SUMMED, TOLD, DROPPED):
             yield from self._filled(event, rank)
             return
-        if what == SENT:
+        if part == SENT:
             parameters = next(each for each in self.buckets if each.name == name).parameters
         else:
             parameters = self.sharded.sub_groups[int(name)] if name else self.sharded.parameters
@@ -151,12 +151,12 @@ class OffloadedShardedStep(ShardedStep):
             p: numel for p in sorted(parameters, key=self.sharded.turn)
             if (numel := self.sharded.local_numel(p, rank=rank))
         }
-        if what == SENT:
+        if part == SENT:
             for p, numel in numels.items():
                 yield from self._sent_memory(p, numel, op)
-        elif what == SUMMED:
+        elif part == SUMMED:
             yield from _summed(len(numels))
-        elif what == DROPPED:
+        elif part == DROPPED:
             yield from (Free(norm_buffer(p)) for p in numels)
         elif numels:
             yield Free(norm_part("total"))

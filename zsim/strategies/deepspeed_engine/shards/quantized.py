@@ -72,8 +72,7 @@ def kernels(numel: int, *, dtype: str) -> tuple[Kernel, ...]:
 def dequantized(
     sharded: ShardedParameters, made: Sequence[Alloc], *, number: int, padded_numel: int
 ) -> Iterator[MemoryEvent]:
-    """fp16 of all that was gathered, and from it each of `made`, cast where that is another dtype.
-    """
+    """Gathered parameters in fp16, and each of `made` from them, cast where its dtype differs."""
     wide = Alloc(buffers(number)[2], "communication", padded_numel * HALF_NBYTES)
     yield wide
     for alloc in made:
