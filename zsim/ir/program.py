@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from zsim.ir.mesh import AXES, Mesh
 from zsim.ir.ops import Op
@@ -126,6 +126,9 @@ class Program:
         ranks, kinds = len(self.assignment), len(self.ranks)
         ops = sum(len(rank.steady) for rank in self.ranks)
         return f"<Program: {ranks:,} ranks, {kinds:,} apart, {ops:,} ops in a step; str() has them>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))  # hypothesis and IPython print it so
 
     def __str__(self) -> str:
         axes = " ".join(f"{axis}={size}" for axis, size in zip(AXES, self.mesh.shape, strict=True))
