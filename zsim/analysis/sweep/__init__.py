@@ -17,13 +17,15 @@ from zsim.analysis.sweep.axes import Axes, SweepError, axes_of, read
 from zsim.analysis.sweep.journal import Journal
 from zsim.analysis.sweep.point import FIGURES, Point, Row, row_of
 from zsim.analysis.sweep.table import Sweep, require
-from zsim.errors import ArgumentError, shown
+from zsim.errors import ArgumentError, ScenarioError, ZsimError, shown
 from zsim.io.units import counted
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.scenario_argument import require_scenario
 
 __all__ = ["Axes", "Sweep", "SweepError", "read", "sweep"]
 
+MOST_TRIED = 64
+"""Points that are read before any is computed, where all of them have a mistake."""
 DIED = {
     "status": "died", "reason": "worker killed, perhaps for lack of memory",
     **dict.fromkeys(FIGURES),
@@ -39,7 +41,8 @@ def sweep(
 
     `on` and `workers`: which workers compute, and how many (default: loky's, one for each core).
     `out`: a .csv, .jsonl or .parquet file; rows that its journal has are not computed again. A
-    point that cannot be is a row that says why. SweepError for axes that make no sweep.
+    point that cannot be is a row that says why. SweepError for axes that make no sweep, as a key
+    that no scenario has.
     """
     require_scenario(scenario)
     chosen = axes if isinstance(axes, Axes) else axes_of(axes, where="axes")
@@ -50,6 +53,7 @@ def sweep(
     if target is not None:
         require(target)
     points = [Point(scenario.tables, scenario.folder, values) for values in chosen.points()]
+    _require_known_keys(points)
     keys = [point.key() for point in points]
     journal = Journal(target and target.with_name(f"{target.name}.journal"))
     with journal:
@@ -71,6 +75,28 @@ def sweep(
     if target is not None:
         result.write(target)
     return result
+
+
+def _require_known_keys(points: Sequence[Point]) -> None:
+    """SweepError where each of the first points is refused for one and the same unknown key."""
+    problems: set[str] = set()
+    for point in points[:MOST_TRIED]:
+        try:
+            point.scenario()
+        except ScenarioError as error:
+            problems.add(error.problems[0].removeprefix("Scenario: "))
+        except ZsimError:
+            return
+        else:
+            return
+        if len(problems) > 1:
+            return
+    key, _, known = problems.pop().partition(": unknown key")
+    if known:
+        raise SweepError(
+            where=f"axes.{key}", expected="a key of scenarios", found="an unknown one",
+            remedy=known.strip(",; "),
+        )
 
 
 def _resumable(journal: Journal, number: int) -> str:

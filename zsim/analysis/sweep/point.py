@@ -43,6 +43,11 @@ class Point:
     folder: str
     values: Mapping[str, Any]
 
+    def scenario(self) -> Scenario:
+        """The scenario with the changes; ScenarioError where it cannot be."""
+        tables: Any = merged(self.tables, changes_of(self.values))
+        return Scenario(**tables, folder=self.folder)
+
     def key(self) -> str:
         """Hash of everything that the row depends on: tables, the files they name, and version."""
         tables = merged(self.tables, changes_of(self.values))
@@ -71,8 +76,7 @@ def row_of(point: Point) -> Row:
     """The row of `point`: its status "ok", "refused" or "failed", a reason, and the figures."""
     row: Row = {"status": "ok", "reason": "", **dict.fromkeys(FIGURES)}
     try:
-        tables: Any = merged(point.tables, changes_of(point.values))
-        row.update(_figures(Scenario(**tables, folder=point.folder)))
+        row.update(_figures(point.scenario()))
     except ScenarioError as error:
         row.update(status="refused", reason=error.problems[0])
     except ZsimError as error:

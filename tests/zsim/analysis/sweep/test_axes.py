@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.folders import PARITY
+from zsim.analysis.sweep import sweep
 from zsim.analysis.sweep.axes import Axes, SweepError, axes_of, changes_of, read
 from zsim.errors import ZsimError
+from zsim.scenario.scenario import load
 
 LISTS = st.dictionaries(
     st.sampled_from(["batch.micro_batch", "batch.accumulation", "cluster.nodes", "steps"]),
@@ -82,3 +84,11 @@ def test_a_file_that_makes_no_sweep_is_refused(tmp_path, text: str, found: str) 
         read(file)
     with pytest.raises(SweepError, match="a sweep's file"):
         read(tmp_path / "missing.toml")
+
+
+def test_a_key_that_no_scenario_has_is_refused_before_any_point_is_computed():
+    scenario = load(PARITY / "fsdp2-mlp-4.toml")
+    with pytest.raises(SweepError, match=r"^axes\.batch\.mcro: expected a key of scenarios"):
+        sweep(scenario, {"batch.mcro": [1, 2]})
+    rows = sweep(scenario, {"strategy.name": ["ddp", "zero3"], "strategy.lookahead": [1]}).rows
+    assert [row["status"] for row in rows] == ["refused", "ok"]

@@ -209,8 +209,10 @@ def test_the_command_prints_a_table_and_writes_it(tmp_path, capsys) -> None:
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
     assert main(["sweep", str(file), "--on", "here", "-o", str(file)]) == 2
     file.write_text('scenario = "base.toml"\n[axes]\nmodle.preset = ["a", "b"]\n')
-    assert main(["sweep", str(file), "--on", "here"]) == 1
-    assert "2 x Scenario: modle: unknown key, did you mean model?" in capsys.readouterr().out
+    assert main(["sweep", str(file), "--on", "here"]) == 2
+    assert "axes.modle: expected a key of scenarios, found an unknown one; did you mean model?" in (
+        capsys.readouterr().err
+    )
     (tmp_path / "folder.csv").mkdir()
     assert main(["sweep", str(file), "--on", "here", "-o", str(tmp_path / "folder.csv")]) == 2
 
