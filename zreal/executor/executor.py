@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from zreal.executor.flat_rank import FlatRank
-from zreal.executor.trainer import ParityStep, ProgramTrainer
+from zreal.executor.replicated_rank import ReplicatedRank
+from zreal.executor.trainer import ExecutedRank, ParityStep, ProgramTrainer
 from zreal.meters.measured_step import MeasuredRank, TrainedRank
 from zreal.meters.mesh_groups import shard_groups
 from zreal.meters.recording import units_of
@@ -25,7 +26,8 @@ from zsim.ir.program import Program, RankProgram
 from zsim.ir.run import RankRun
 from zsim.scenario.scenario import Scenario
 
-RANKS: dict[str, Callable[..., FlatRank]] = {
+RANKS: dict[str, Callable[..., ExecutedRank]] = {
+    "ddp": ReplicatedRank,
     "zero1": partial(FlatRank, keeps_whole_gradients=True),
     "zero2": FlatRank,
     "zero3": FlatRank,
@@ -67,7 +69,10 @@ def execute(
             trainer = ProgramTrainer(scenario, ops, made, saving)
         with measured.meter.uncounted():
             stepped = trainer.rank.optimizer.copies() if parity else {}
-        losses = measured.train(trainer.train_step, inputs=inputs, steps=steps, samples=samples)
+        losses = measured.train(
+            trainer.train_step, inputs=inputs, steps=steps, samples=samples,
+            prepare=trainer.prepare,
+        )
     parameters: dict[str, Tensor] = {}
     batches, last = inputs(steps), ParityStep()
     if parity:
@@ -87,7 +92,7 @@ def execute(
 def _construct(
     scenario: Scenario, model: modules.Model, ops: RankProgram, measured: MeasuredRank,
     make: Initialiser,
-) -> FlatRank:
+) -> ExecutedRank:
     """The rank after the Program's construction phase."""
     (group, replicas), kind = shard_groups(measured.mesh), RANKS[scenario.strategy]
     if replicas is not None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from zreal.executor.flat_rank import FlatRank
+from zreal.executor.replicated_rank import ReplicatedRank
 from zreal.meters.measured_step import BeginPart
 from zreal.modules.host.host_saving import HostSaving
 from zreal.modules.modules import Model
@@ -27,6 +28,7 @@ from zsim.scenario.scenario import Scenario
 from zsim.strategies.building import clipping
 from zsim.strategies.building.step_builder import saves_tensors
 
+ExecutedRank = FlatRank | ReplicatedRank
 REDUCING: tuple[OpKind, ...] = ("copy", "all_reduce", "reduce_scatter", "free")
 """Kinds of the ops between the last module's backward and the end of `loss.backward()`."""
 
@@ -43,6 +45,8 @@ class MicroBatchPass:
     awaiting_backward: list[int] = field(default_factory=list)
     """Indices of the modules with a backward, in forward order; backward takes them from the end.
     """
+    arrived: set[str] = field(default_factory=set)
+    """Parameters whose gradient is accumulated."""
     around_forward: ExitStack = field(default_factory=ExitStack)
     """Entered at the first module's forward, closed after the last's."""
 
@@ -71,7 +75,7 @@ class ProgramTrainer:
 
     scenario: Scenario
     program: RankProgram
-    rank: FlatRank
+    rank: ExecutedRank
     saving: HostSaving
     held: Mapping[str, int] = field(default_factory=dict)
     """Bytes that the rank held by kind after the optimizer's last step."""
@@ -87,6 +91,17 @@ class ProgramTrainer:
     """Indices at which parts of the step begin, where they are announced."""
     _losses: list[float] = field(default_factory=list)
     _pass: MicroBatchPass = field(default_factory=MicroBatchPass)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rank, ReplicatedRank):
+            self.rank.watch(self._gradient_arrived)
+
+    def prepare(self, step: int) -> None:
+        """Before the second step (1), carry out the ops that it has once, as DDP rebuilds buckets.
+        """
+        if step == 1:
+            for op in self.program.second:
+                self._perform(op)
 
     def train_step(
         self, step: int, batches: list[batching.MicroBatch], begin_part: BeginPart
@@ -195,6 +210,7 @@ class ProgramTrainer:
             raise ProgramError(
                 where=f"op {op.index}", expected="every module's forward first", found="a backward"
             )
+        current.arrived.clear()
         self._enter_backward(op)
         seed = torch.full_like(loss, self.rank.gradient_scale)
         torch.autograd.backward(loss, seed)
@@ -212,6 +228,15 @@ class ProgramTrainer:
         while following < len(self._ops) and self._ops[following].kind in REDUCING:
             if following in self._begins:  # what the next forward needs is copied first
                 return
+            self._perform(self._ops[following])
+            self._cursor, following = following, following + 1
+
+    def _gradient_arrived(self, fqn: str) -> None:
+        """Reduce the buckets that are full by now, which DDP does inside a module's backward."""
+        rank, arrived = cast(ReplicatedRank, self.rank), self._pass.arrived
+        arrived.add(fqn)
+        following = self._cursor + 1
+        while following < len(self._ops) and rank.is_ready(self._ops[following], arrived):
             self._perform(self._ops[following])
             self._cursor, following = following, following + 1
 

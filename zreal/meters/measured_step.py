@@ -114,16 +114,21 @@ class MeasuredRank:
 
     def train(
         self, train_step: TrainStep[Inputs], *, inputs: Callable[[int], Inputs], steps: int,
-        samples: int,
+        samples: int, prepare: Callable[[int], None] | None = None,
     ) -> list[float]:
         """Take `steps` steps; return the mean loss of each.
 
-        The phase "steady" is the step with the lowest peak among the last `samples`.
+        The phase "steady" is the step with the lowest peak among the last `samples`. What `prepare`
+        does before a step belongs to no phase.
         """
         losses = []
         for step in range(steps):
             with self.meter.uncounted():  # inputs are the user's, not the strategy's
                 batches = inputs(step)
+            if prepare is not None:
+                prepare(step)
+                self.recorder.settle()
+                self.recorder.take()
             with self.meter.span() as span:
                 loss, held = train_step(step, batches, self._begin_part)
                 self.recorder.settle()

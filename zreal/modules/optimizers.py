@@ -90,7 +90,7 @@ def write_back(
 def expected_step(
     settings: Optimizer,
     tensors: Mapping[str, Tensor],
-    gradients: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor | None],
     *,
     states: Mapping[Tensor, Mapping[str, Any]],
 ) -> dict[str, Tensor]:
@@ -99,7 +99,8 @@ def expected_step(
     copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     optimizer = make_optimizer(settings, list(copies.values()))
     for name, copy in copies.items():
-        copy.grad = gradients[name].detach().to(copy.dtype, copy=True)
+        gradient = gradients[name]
+        copy.grad = None if gradient is None else gradient.detach().to(copy.dtype, copy=True)
         state = states.get(tensors[name])
         if state:
             optimizer.state[copy] = {

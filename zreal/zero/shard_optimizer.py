@@ -79,7 +79,9 @@ class ShardOptimizer(RankOptimizer):
         for unit in self.stepped:
             self.buffers.gradient(unit).mul_(self.scale)
 
-    def step(self, gradients: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+    def step(
+        self, gradients: Mapping[str, Tensor | None], parameters: Mapping[str, Tensor]
+    ) -> None:
         """Step every shard, and cast stepped master copies into `parameters`."""
         handed = [_part(gradients[unit], start, length) for unit, start, length in self._slices]
         set_gradients(self.settings, self._tensors, handed)
@@ -97,5 +99,6 @@ class ShardOptimizer(RankOptimizer):
             )
 
 
-def _part(tensor: Tensor, start: int, length: int) -> Tensor:
+def _part(tensor: Tensor | None, start: int, length: int) -> Tensor:
+    assert tensor is not None
     return tensor if length == tensor.numel() else tensor.narrow(0, start, length)

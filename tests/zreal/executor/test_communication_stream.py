@@ -29,7 +29,7 @@ GATHER, REDUCTION = (
 )
 COMPUTE = ("forward", "backward", "recompute")
 STRATEGIES: dict[str, dict[str, Any]] = {
-    "zero1": {"form": "all_reduce"}, "zero2": {}, "zero3": {"lookahead": 2},
+    "ddp": {}, "zero1": {"form": "all_reduce"}, "zero2": {}, "zero3": {"lookahead": 2},
     "zero2 in groups": {"dp_replicate": 2},
 }
 

@@ -24,6 +24,7 @@ from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
 RUNS = [
+    ('"ddp"', (1, "every")), ('"ddp", bucket_cap_mb = 0.02', (2, "last")),
     ('"zero1", form = "all_reduce"', (2, "every")),
     ('"zero1", form = "reduce_scatter"', (3, "every")), ('"zero2"', (2, "last")),
     ('"zero2", granularity = "parameter"', (2, "every")), ('"zero3", lookahead = 0', (2, "last")),
@@ -139,13 +140,33 @@ def test_order_bytes_groups_and_memory_of_every_mesh_are_exact_on_fake(
 
 
 @pytest.mark.gloo
-def test_two_byte_parameters_follow_their_float32_master_copy() -> None:
-    """zero2 and zero3 step theirs as zero1 does."""
-    case = scenario('"zero1"', parameters="bf16")
+@pytest.mark.parametrize("strategy", ['"ddp"', '"zero1"'])
+def test_two_byte_parameters_follow_their_float32_master_copy(strategy: str) -> None:
+    """Whole masters, and shards of them: zero2 and zero3 step theirs as zero1 does."""
+    case = scenario(strategy, parameters="bf16")
     ranks = executed(case)
 
     assert [differences(case, run) for run in ranks] == [[], []]
     assert max(parity(run) for run in ranks) < 5e-2
+
+
+@pytest.mark.parametrize(
+    ("options", "accumulation"),
+    [("", 1), (", find_unused_parameters = true", 1), (", bucket_cap_mb = 0.003", 2)],
+)
+def test_the_float32_copy_of_a_two_byte_bucket_lies_beside_what_backward_holds_then(
+    options: str, accumulation: int
+) -> None:
+    """DDP reduces inside backward, whose caller holds the loss and its gradient until it returns,
+    as autograd does a gradient that was added to others."""
+    text = f"""
+model = {{ family = "mlp", sizes = {{ dims = [8, 16, 24], hidden = 40, num_classes = 10 }} }}
+batch = {{ micro_batch = 6, accumulation = {accumulation} }}
+cluster = {{ preset = "cpu-gloo", ranks = 2 }}
+strategy = {{ name = "ddp"{options} }}
+precision = {{ parameters = "bf16", reduce = "fp32" }}
+"""
+    assert inexact(parse(text.encode(), where="executed.toml"), interpreter="executor") == []
 
 
 def without(program: Program, *, phase: str, drop: Op) -> Program:

@@ -20,6 +20,7 @@ from tests.support.cases.sampling import one_in
 from zreal import torch_private
 from zreal.executor.executor import execute
 from zreal.executor.flat_rank import FlatRank
+from zreal.executor.replicated_rank import ReplicatedRank
 from zsim.ir.ops import MOVE_GRADIENT, Op
 from zsim.models.spec import ROOT
 from zsim.scenario.plan import plan
@@ -60,12 +61,18 @@ def nbytes(value: Any) -> int:
 
 
 class Watched:
-    """Ranks of the executor, with what each op moves written down by the op."""
+    """Both kinds of rank, with what each op moves written down by the op."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.by_op: dict[int, int] = defaultdict(int)
         self.filled = 0
-        perform, enter = FlatRank.perform, FlatRank.enter
+        for kind in (FlatRank, ReplicatedRank):
+            self._watch(kind, monkeypatch)
+
+    def _watch(
+        self, kind: type[FlatRank] | type[ReplicatedRank], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        perform, enter = kind.perform, kind.enter
 
         def performing(rank: Any, op: Op) -> None:
             if (op.kind, op.unit) == ("optimizer", ROOT):
@@ -80,8 +87,8 @@ class Watched:
                 enter(rank, module, backward=backward)
             self.filled += traffic.moved
 
-        monkeypatch.setattr(FlatRank, "perform", performing)
-        monkeypatch.setattr(FlatRank, "enter", entering)
+        monkeypatch.setattr(kind, "perform", performing)
+        monkeypatch.setattr(kind, "enter", entering)
 
     def _stepping(self, rank: Any, op: Op, perform: Any) -> None:
         """The optimizer's own calls are told from the casts around them: it is watched by a mode of
@@ -109,7 +116,8 @@ class Watched:
 
 
 STRATEGIES = (
-    'name = "zero1"', 'name = "zero1", form = "all_reduce"', 'name = "zero2"', 'name = "zero3"',
+    'name = "ddp"', 'name = "ddp", bucket_cap_mb = 0.02', 'name = "zero1"',
+    'name = "zero1", form = "all_reduce"', 'name = "zero2"', 'name = "zero3"',
 )
 PRECISIONS = (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp32", "bf16"))
 CASES = one_in(1, product(STRATEGIES, PRECISIONS, ("every", "last"), ("fused", "for-loop")))

@@ -87,6 +87,16 @@ def test_torch_steps_no_parameter_that_is_unused() -> None:
     assert stepped == case.model.trained
 
 
+@pytest.mark.parametrize("parameters", ["fp32", "bf16"])
+def test_our_own_executor_holds_what_the_program_says(parameters: str) -> None:
+    case = scenario("mlp", SMALL_BUCKETS, "[]", unused='["blocks.1"]', parameters=parameters)
+    details = inexact(case, interpreter="executor")
+    # in float32 the executor's own loss and its gradient live beside the last bucket: four scalars
+    # in backward, below the step's peak; in bf16 the cast of the sum outweighs them
+    assert [text.split(" B, ")[2] for text in details] == ["-16"] * (parameters == "fp32")
+    assert all("14 of 16 exact; peak of backward 0" in text for text in details)
+
+
 @pytest.mark.gloo
 @pytest.mark.parametrize("strategy", [FINDS, pytest.param(OWNED, marks=pytest.mark.slow)])
 def test_training_leaves_what_is_unused_as_it_was_and_trains_the_rest_as_one_process(
