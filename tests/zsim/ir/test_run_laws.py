@@ -200,6 +200,8 @@ def paces_only(op: Op, strategy: str) -> bool:
     With DeepSpeed's overlap a bucket is filled after the reduction of the one before, although it
     may have another buffer.
 
+    DeepSpeed's norm comes when the host has read whether any gradient is infinite.
+
     In zero1, test_strategies holds that ZeRO-1 adds only to gradients whose reduction has ended.
     """
     gathers_ahead = op.kind == "all_gather" and "zero3" in strategy
@@ -207,7 +209,8 @@ def paces_only(op: Op, strategy: str) -> bool:
     fills = op.kind == "copy" and strategy in ("deepspeed2_overlapped", "deepspeed3")
     if "fsdp1" in strategy and (op.kind == "host_wait" or op.stream == "all_gather_copy_in"):
         return True
-    return op.kind == "free" or gathers_ahead or adds or fills
+    norms = op.unit == "gradient_norm" and "deepspeed" in strategy
+    return op.kind == "free" or gathers_ahead or adds or fills or norms
 
 
 def dropped_waits(name: str) -> Iterator[tuple[Op, int]]:
