@@ -73,7 +73,7 @@ def test_what_is_not_freed_fails_at_rest_on_fake(
     ("seeded", "message"),
     [
         ("eager optimizer", "away from where torch's takes the same state and gradients"),
-        ("rounded master", "away from the model's own parameters"),
+        ("rounded master", "away from the model's own"),
     ],
     indirect=["seeded"],
 )
