@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.published.traces import whole
 from zsim.memory.fits import MemoryVerdict, assess_program
 from zsim.models.checkpointing import NO_CHECKPOINTING
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
@@ -76,7 +77,7 @@ class Row:
         """The same with the framework's own model, traced, in place of the preset."""
         name = f"{self.framework}-micro-batch-{self.micro_batch}"
         model = whole(name, num_layers=LAYERS[self.framework])
-        return self.scenario().with_parts(model=model, checkpointing=NO_CHECKPOINTING)
+        return derived(self.scenario(), model=model, checkpointing=NO_CHECKPOINTING)
 
 
 @cache

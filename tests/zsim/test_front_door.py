@@ -16,6 +16,7 @@ import zsim
 from tests.support.folders import ROOT
 from zsim.cli.main import main
 from zsim.scenario import scenario as scenario_module
+from zsim.scenario.derived import derived
 
 TABLES = (
     "description, model, batch, cluster, strategy, precision, optimizer, offload, "
@@ -70,7 +71,7 @@ MEMBERS = {
     "Scenario": "batch checkpoint checkpointing cluster description executed executed_on execution "
                 "expandable_segments expect faults files fingerprint folder gradient_dtype "
                 "lint_ignore mesh model name offload optimizer options precision seed steps "
-                "strategy sync tables to_dict to_json to_toml with_ with_parts work "
+                "strategy sync tables to_dict to_json to_toml with_ work "
                 "world_size wrapping",
     "Plan": "alike front options reasons recommended refused request scenario space "
             "to_dict to_json to_pandas",
@@ -320,8 +321,8 @@ def test_parts_and_tables_of_a_derived_scenario_are_in_step():
         case = zsim.load(file)
         names = ("batch", "optimizer", "checkpointing", "wrapping", "precision", "options", "mesh",
                  "expandable_segments")
-        derived = case.with_parts(**{name: getattr(case, name) for name in names})
-        assert zsim.Scenario(**derived.tables, name=case.name, folder=case.folder) == case
+        same = derived(case, **{name: getattr(case, name) for name in names})
+        assert zsim.Scenario(**same.tables, name=case.name, folder=case.folder) == case
 
 
 def test_a_run_has_the_json_of_the_command_line(capsys):

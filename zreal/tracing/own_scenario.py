@@ -15,6 +15,7 @@ from zsim.autograd.traced.model import TracedModel
 from zsim.errors import ArgumentError, ScenarioError
 from zsim.models.training_options import Device
 from zsim.scenario.checks import offload_checks
+from zsim.scenario.derived import derived
 from zsim.scenario.scenario import Scenario
 
 INSIDE = (
@@ -63,7 +64,7 @@ def with_module(
     ]
     if refusals:
         raise ScenarioError(tuple(f"{scenario.name}: {problem}" for problem in refusals))
-    made = scenario.with_parts(model=model, batch=batch)
+    made = derived(scenario, model=model, batch=batch)
     object.__setattr__(made, "_tables", scenario.tables)
     if like not in (None, made.fingerprint):
         raise ArgumentError(

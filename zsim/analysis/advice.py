@@ -22,6 +22,7 @@ from zsim.memory.fits import FitsVerdict, MemoryVerdict, assess
 from zsim.memory.full_device import with_calls
 from zsim.runs.step_time import StepTime, step_time
 from zsim.scenario.checks import refusals
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import Planned
 from zsim.scenario.scenario import Scenario
 
@@ -152,7 +153,7 @@ def _figures(
     scenario: Scenario, *, timed: bool, before: Way | None
 ) -> tuple[MemoryVerdict, StepTime | None]:
     if before is not None and before.program is not None and scenario == (
-        before.scenario.with_parts(expandable_segments=scenario.expandable_segments)
+        derived(before.scenario, expandable_segments=scenario.expandable_segments)
     ):  # the allocator changes nothing but memory that is given back
         verdict = assess(case := Planned(scenario, before.program))
         same = verdict.driver_calls == before.memory.driver_calls

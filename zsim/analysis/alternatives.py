@@ -17,6 +17,7 @@ from zsim.ir.mesh import Mesh
 from zsim.models.called_modules import by_block
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import ON_DEVICE, Offload, Optimizer
+from zsim.scenario.derived import derived
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES, problems, wrapped
 from zsim.strategies.strategy import OptionValue, Strategy
@@ -56,37 +57,37 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         ):
             continue
         effect = f": {saving.effect}" if saving.effect else ""
-        yield f"{assignment(saving)}{effect}", scenario.with_parts(options=options)
+        yield f"{assignment(saving)}{effect}", derived(scenario, options=options)
     if scenario.checkpointing != EVERY_BLOCK and can_checkpoint(scenario):
         yield (
             "activation checkpointing of every block",
-            scenario.with_parts(checkpointing=EVERY_BLOCK),
+            derived(scenario, checkpointing=EVERY_BLOCK),
         )
     elif on_device and _can_offload_inputs(scenario):
         offload = replace(scenario.offload, activations="checkpoint_inputs", pin_memory=True)
-        yield 'offload.activations = "checkpoint_inputs"', scenario.with_parts(offload=offload)
+        yield 'offload.activations = "checkpoint_inputs"', derived(scenario, offload=offload)
     batch = scenario.batch
     # which is one of its batch
     if batch.micro_batch % 2 == 0 and not isinstance(scenario.model, TracedModel):
         halved = replace(
             batch, micro_batch=batch.micro_batch // 2, accumulation=2 * batch.accumulation
         )
-        yield "half the micro-batch, twice the accumulation", scenario.with_parts(batch=halved)
+        yield "half the micro-batch, twice the accumulation", derived(scenario, batch=halved)
     if scenario.wrapping.every != 1:
         by_block = replace(scenario.wrapping, every=1)
         model = wrapped(scenario.strategy, scenario.model, by_block)
         yield (
             "wrapping.every = 1: one param group per block",
-            scenario.with_parts(wrapping=by_block, model=model),
+            derived(scenario, wrapping=by_block, model=model),
         )
     optimizer = scenario.optimizer
     if optimizer.name == "adamw" and optimizer.implementation != "fused":
         yield (
             "fused optimizer",
-            scenario.with_parts(optimizer=replace(optimizer, implementation="fused")),
+            derived(scenario, optimizer=replace(optimizer, implementation="fused")),
         )
     if on_device and not scenario.expandable_segments:
-        yield "allocator.expandable_segments = true", scenario.with_parts(expandable_segments=True)
+        yield "allocator.expandable_segments = true", derived(scenario, expandable_segments=True)
 
 
 def can_checkpoint(scenario: Scenario) -> bool:
@@ -134,7 +135,7 @@ def moved(
         model = by_block(model)
     if scenario.wrapping.nested or nests[1] == "modules":
         model = wrapped(strategy, model, scenario.wrapping)
-    return scenario.with_parts(
+    return derived(scenario,
         strategy=strategy, options=kind.options(**chosen), mesh=mesh, model=model,
         offload=_offload_under(kind, scenario),
     )

@@ -18,6 +18,7 @@ from zsim.memory.fits import MemoryVerdict, Standing, assess_program, least_need
 from zsim.memory.full_device import with_calls, without_calls
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.runs.step_time import StepTime, step_time, step_time_of_more
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario
 
@@ -114,7 +115,7 @@ def drafted_of_few(scenario: Scenario) -> Drafted | None:
     more = scenario.batch.accumulation - FEWEST
     if more < WORTH or scenario.faults or scenario.execution.detail == "steps":
         return None
-    case = planned(scenario.with_parts(batch=replace(scenario.batch, accumulation=FEWEST)))
+    case = planned(derived(scenario, batch=replace(scenario.batch, accumulation=FEWEST)))
     if any(fourth_micro_batch(rank, "first") is None for rank in case.program.ranks):
         return None
     few = drafted(case)

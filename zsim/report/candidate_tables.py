@@ -12,6 +12,7 @@ from zsim.errors import ZsimError
 from zsim.io.units import format_bytes, format_time
 from zsim.report.timeline_tables import Table
 from zsim.runs import metrics
+from zsim.scenario.derived import derived
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 
@@ -22,7 +23,7 @@ Figures = tuple[int, int, int]
 def candidates(scenario: Scenario) -> Table:
     """All candidates of `zsim fit` with what each sends, or the reason that there are none."""
     try:
-        fitted = api.fit(scenario.with_parts(faults=()))
+        fitted = api.fit(derived(scenario, faults=()))
     except ZsimError as error:
         return {"candidates": [], "reason": str(error), "refused": []}
     rows = [_row(candidate) for candidate in fitted.candidates]

@@ -16,6 +16,7 @@ from zsim.report.memory_walk import MemoryWalk, Owner, thinned, walk
 from zsim.report.sides import ReportSide, SimulatedStep
 from zsim.report.timeline_tables import Table, Words
 from zsim.scenario.checks import refusals
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STAGES, STRATEGIES
@@ -111,7 +112,7 @@ def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         if name == scenario.strategy and scenario.mesh.dp_replicate == 1:
             continue
         try:
-            other = moved(scenario.with_parts(faults=()), name)
+            other = moved(derived(scenario, faults=()), name)
         except ZsimError:
             continue
         if not refusals.problems(other):

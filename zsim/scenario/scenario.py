@@ -33,7 +33,6 @@ from zsim.models.training_options import Batch, Dtype, Offload, Optimizer, Preci
 from zsim.models.wrapping import Wrapping
 from zsim.scenario import tables as scenario_tables
 from zsim.scenario.checks.work_limits import Work, work
-from zsim.scenario.derived_tables import in_step
 from zsim.scenario.expect import Expectation
 from zsim.scenario.keys.table_checks import each_key_once, faults_of, parts, strategy_of
 from zsim.scenario.parts.assemble import assemble
@@ -155,16 +154,6 @@ class Scenario:
         made = Scenario(**merged, name="scenario" if name is KEPT else name, folder=self.folder)
         if name is KEPT:
             object.__setattr__(made, "name", self.name)
-        return made
-
-    def with_parts(self, **parts: Any) -> Scenario:
-        """The scenario with some of its fields replaced by objects that nothing checks, for
-        analyses; its tables follow, but for cluster and model."""
-        made = object.__new__(Scenario)
-        values = {slot.name: getattr(self, slot.name) for slot in fields(self)} | parts
-        values["_tables"] = in_step(self._tables, values, parts)
-        for name, value in values.items():
-            object.__setattr__(made, name, value)
         return made
 
     def __repr__(self) -> str:

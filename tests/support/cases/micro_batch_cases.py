@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import zsim
 from tests.support.cases.situations import cases
 from zsim.analysis.assessed import drafted_of_few, of_planned
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import planned
 from zsim.testing.strategies.tables import STRATEGIES
 
@@ -27,7 +28,7 @@ def with_micro_batches(draw: st.DrawFn) -> zsim.Scenario:
     name = draw(st.sampled_from(STRATEGIES))
     scenario, _ = draw(cases(name, two_nodes=draw(st.booleans())))
     accumulation = draw(st.integers(7, 12))
-    return scenario.with_parts(batch=replace(scenario.batch, accumulation=accumulation))
+    return derived(scenario, batch=replace(scenario.batch, accumulation=accumulation))
 
 
 def outcome(scenario: zsim.Scenario) -> str:

@@ -10,6 +10,7 @@ from tests.support.installed_torch import TORCH
 from tests.zreal.agreement.test_event_order import of_program, of_torch
 from zsim.errors import ScenarioError
 from zsim.models.checkpointing import Checkpointing
+from zsim.scenario.derived import derived
 from zsim.scenario.scenario import Scenario, parse
 
 SIZES = "num_layers = 3, hidden_size = 12, num_heads = 2, vocabulary = 13"
@@ -214,7 +215,7 @@ def test_where_hooks_call_more_while_outputs_are_kept_torch_refuses_what_we_refu
     with pytest.raises(ScenarioError, match="encountered during backward but not found in storage"):
         scenario(model, strategy=strategy, more=f"{wrapping}\n{KEPT}")
     again = Checkpointing(mode="selective", save=("linear",))
-    case = scenario(model, strategy=strategy, more=wrapping).with_parts(checkpointing=again)
+    case = derived(scenario(model, strategy=strategy, more=wrapping), checkpointing=again)
     with pytest.raises(RuntimeError, match="encountered during backward but not found in storage"):
         of_torch(case)
 

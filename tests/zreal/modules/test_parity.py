@@ -22,6 +22,7 @@ from zsim.cli.main import main
 from zsim.models.training_options import Precision
 from zsim.runs.backend import RunOptions
 from zsim.runs.registry import find
+from zsim.scenario.derived import derived
 from zsim.scenario.scenario import Scenario, parse
 
 pytestmark = pytest.mark.gloo
@@ -315,7 +316,7 @@ def test_the_biases_of_keys_are_the_parameters_without_a_direction(dtype):
     precision = Precision(parameters=dtype, reduce=dtype)
 
     def random(case: Scenario) -> set[str]:
-        directionless = SingleProcess(case.with_parts(precision=precision)).train(1).directionless
+        directionless = SingleProcess(derived(case, precision=precision)).train(1).directionless
         return {name for name, elements in directionless.items() if elements.all()}
 
     assert random(gpt) == {f"blocks.{i}.attn.k.bias" for i in range(4)}

@@ -20,6 +20,7 @@ from zsim.ir.mesh import Mesh
 from zsim.memory.fits import assess
 from zsim.models.training_options import ON_DEVICE
 from zsim.runs.step_time import step_time
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario, parse
 
@@ -231,7 +232,7 @@ def test_who_keeps_blocks_gathered_is_shown_what_freeing_them_needs(
     assert by_name[freed].scenario == case
     if row in by_name:
         resharded = scenario(f'name = "{strategy}", {mesh}, reshard_after_forward = true')
-        assert by_name[row].scenario == case.with_parts(options=resharded.options)
+        assert by_name[row].scenario == derived(case, options=resharded.options)
         assert by_name[row].memory.allocated_bytes <= by_name[freed].memory.allocated_bytes
         assert by_name[row].dropped == ()
 
@@ -556,7 +557,7 @@ def test_a_constant_that_is_off_moves_all_candidates_in_one_direction_and_differ
         )
     before, after = (
         {name: step_time(planned(way)).ns for name, way in ways(asked)}
-        for asked in (case, case.with_parts(cluster=worse))
+        for asked in (case, derived(case, cluster=worse))
     )
     moved_by = [after[name] - ns for name, ns in before.items()]
     assert len(moved_by) > 8

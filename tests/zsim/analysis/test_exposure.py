@@ -16,6 +16,7 @@ from zsim.cli.reports.time_report import timed
 from zsim.engine.simulate import simulate
 from zsim.ir.ops import Op, OpKind
 from zsim.scenario import scenario
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import planned
 
 
@@ -105,7 +106,7 @@ def test_no_micro_batch_hides_what_is_at_the_ends(path: str, all_of_it: bool) ->
     asked = scenario.load(SCENARIOS / f"parity/{path}.toml")
     both = []
     for times in (1, 64):
-        larger = asked.with_parts(
+        larger = derived(asked,
             batch=replace(asked.batch, micro_batch=asked.batch.micro_batch * times)
         )
         both.append(reasons(larger))

@@ -26,6 +26,7 @@ from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.memory.fits import assess_program
 from zsim.scenario import scenario
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import plan, planned
 from zsim.scenario.scenario import Scenario
 
@@ -107,7 +108,7 @@ def test_of_uniform_layers_one_unit_of_lookahead_hides_what_any_number_does() ->
     asked = small(8192)
     proposals = hiding(planned(asked))
     times = {
-        k: simulated(asked.with_parts(options=replace(asked.options, lookahead=k)))[0]
+        k: simulated(derived(asked, options=replace(asked.options, lookahead=k)))[0]
         for k in (0, 1, 2, 3)
     }
     assert times[1] < times[0]
@@ -120,7 +121,7 @@ def test_more_lookahead_that_gains_nothing_is_not_asked_for() -> None:
     lie beside other kernels."""
     asked, proposals = llama()
     first, four = (
-        simulated(asked.with_parts(options=replace(asked.options, lookahead=k)))[0] for k in (1, 4)
+        simulated(derived(asked, options=replace(asked.options, lookahead=k)))[0] for k in (1, 4)
     )
     assert abs(four / first - 1) < 1e-4
     assert of(proposals, "lookahead").label == "lookahead = 1"
@@ -172,7 +173,7 @@ def test_where_only_single_blocks_can_be_units_none_of_several_is_proposed() -> 
     assert not any(each.startswith("wrapping") for each in labels)
     assert not any("prefetch" in each for each in labels)
     assert proposals.useless == ("gathering earlier",)
-    eager = asked.with_parts(options=replace(asked.options, forward_prefetch=True))
+    eager = derived(asked, options=replace(asked.options, forward_prefetch=True))
     assert simulated(eager)[0] > 0.995 * proposals.now.ns_per_token
     lines = advised(asked, proposals)
     assert [line for line in lines if "no gain from" in line] == [
@@ -216,7 +217,7 @@ precision = { parameters = "bf16", reduce = "bf16" }
     change = of(hiding(planned(asked)), "micro_batch")
     size = int(change.label.rpartition(" ")[2])
     shares = [
-        timed(asked.with_parts(batch=replace(asked.batch, micro_batch=each)))
+        timed(derived(asked, batch=replace(asked.batch, micro_batch=each)))
         for each in (size - 1, size)
     ]
     assert shares[0][2] >= 0.01 > shares[1][2]
@@ -235,13 +236,13 @@ def test_a_proposal_that_does_not_fit_says_so_behind_the_largest_that_fits() -> 
     fitting, batch = (change for change in proposals.changes if "micro_batch" in change.label)
     assert (fitting.memory, fitting.hides) == ("FITS", False)
     size = int(fitting.label.rpartition(" ")[2])
-    assert simulated(asked.with_parts(batch=replace(asked.batch, micro_batch=size))) == (
+    assert simulated(derived(asked, batch=replace(asked.batch, micro_batch=size))) == (
         fitting.ns_per_token, fitting.exposed,
     )
     assert simulated(asked)[0] > fitting.ns_per_token > batch.ns_per_token
     one_less = replace(asked.batch, micro_batch=int(batch.label.rpartition(" ")[2]) - 1)
     assert batch.hides
-    assert timed(asked.with_parts(batch=one_less))[2] >= 0.01
+    assert timed(derived(asked, batch=one_less))[2] >= 0.01
     assert (ahead.memory, batch.memory) == ("FITS", "OOM")
     assert batch.needed_bytes > batch.capacity_bytes == ahead.capacity_bytes
     assert batch.memory_words.startswith("does not fit: needs ")
@@ -265,7 +266,7 @@ precision = { parameters = "bf16", reduce = "bf16" }
     fitting, largest = (change for change in changes if "micro_batch" in change.label)
     assert (fitting.label, fitting.memory, largest.memory) == ("micro_batch = 16", "FITS", "OOM")
     for size, fits in ((8, True), (16, True), (32, False)):
-        larger = asked.with_parts(batch=replace(asked.batch, micro_batch=size))
+        larger = derived(asked, batch=replace(asked.batch, micro_batch=size))
         verdict = assess_program(plan(larger, device="cuda"), larger.cluster).verdict
         assert (verdict != "OOM") == fits
 
@@ -310,7 +311,7 @@ def test_faster_links_are_those_in_the_nodes_and_those_between_them(dp: int) -> 
     factor = float(change.label.split()[1])
     assert factor in FACTORS
     assert (change.ns_per_token, change.exposed) == simulated(
-        asked.with_parts(cluster=faster(asked.cluster, factor))
+        derived(asked, cluster=faster(asked.cluster, factor))
     )
 
 
@@ -324,14 +325,14 @@ strategy = { name = "zero3", dp_shard = 128, lookahead = 1 }
 precision = { parameters = "bf16", reduce = "bf16" }
 """
     asked = scenario.parse(text.encode(), where="latency.toml")
-    now, fast = simulated(asked), simulated(asked.with_parts(cluster=faster(asked.cluster, 8)))
+    now, fast = simulated(asked), simulated(derived(asked, cluster=faster(asked.cluster, 8)))
     assert now[0] / 1.5 < fast[0] < now[0]
     assert fast[1] > 0.3
 
 
 def test_a_slow_link_is_proposed_to_be_repaired_and_faster_links_are_faster_for_it_too() -> None:
     asked = small(256, dp=16)
-    slow = asked.with_parts(
+    slow = derived(asked,
         cluster=replace(asked.cluster, slow_rails=(SlowRail(node=1, nic=3, bandwidth=10 * 10**9),)),
     )
     proposals = hiding(planned(slow))
@@ -343,14 +344,14 @@ def test_a_slow_link_is_proposed_to_be_repaired_and_faster_links_are_faster_for_
         faster(asked.cluster, factor),
         slow_rails=(SlowRail(node=1, nic=3, bandwidth=round(factor * 10 * 10**9)),),
     )
-    assert (links.ns_per_token, links.exposed) == simulated(asked.with_parts(cluster=scaled))
+    assert (links.ns_per_token, links.exposed) == simulated(derived(asked, cluster=scaled))
     changes = hiding(planned(asked)).changes
     assert not [change for change in changes if change.label.startswith("slow_link")]
 
 
 def test_tokens_of_several_forwards_all_count() -> None:
     asked = small(256)
-    twice = asked.with_parts(batch=replace(asked.batch, forwards=2))
+    twice = derived(asked, batch=replace(asked.batch, forwards=2))
     now = hiding(planned(twice)).now
     assert (now.ns_per_token, now.exposed) == simulated(twice)
 
@@ -365,9 +366,9 @@ def test_where_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no_batc
     assert apart.label == 'wrapping.ends = "apart"'
     factor = float(links.label.split()[1])
     less = FACTORS[FACTORS.index(factor) - 1]
-    faster_links = asked.with_parts(cluster=faster(asked.cluster, factor))
+    faster_links = derived(asked, cluster=faster(asked.cluster, factor))
     assert simulated(faster_links)[1] == links.exposed < 0.01
-    assert simulated(asked.with_parts(cluster=faster(asked.cluster, less)))[1] >= 0.01
+    assert simulated(derived(asked, cluster=faster(asked.cluster, less)))[1] >= 0.01
     lines = advised(asked, proposals)
     assert (
         "  at the ends, where there is no compute to hide it: 5.247 ms before the first of "
@@ -390,7 +391,7 @@ def test_smaller_buckets_make_the_end_of_a_backward_under_ddp_shorter() -> None:
     buckets = of(proposals, "bucket_cap_mb")
     cap = float(buckets.label.rpartition(" ")[2])
     assert (buckets.ns_per_token, buckets.exposed) == simulated(
-        asked.with_parts(options=replace(asked.options, bucket_cap_mb=cap))
+        derived(asked, options=replace(asked.options, bucket_cap_mb=cap))
     )
     assert buckets.at_ends < proposals.now.at_ends / 2
     assert cap in (1, 5, 10)

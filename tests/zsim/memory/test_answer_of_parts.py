@@ -24,6 +24,7 @@ from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.waterfall import formula_bytes, formula_text, num_trained, state_bytes, waterfall
 from zsim.scenario import plan
 from zsim.scenario.checks.refusals import problems
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario, parse
 
@@ -233,10 +234,10 @@ def test_what_a_trace_does_not_cast_is_not_tried_under_strategies_that_cast() ->
         lowered=lower(case.model, batch=case.batch, dtype="bfloat16"), dtype="bfloat16",
         batch=case.batch, casts_input=False,
     )
-    tried = {other.strategy for _, other in ways(case.with_parts(model=model))}
+    tried = {other.strategy for _, other in ways(derived(case, model=model))}
     assert tried == {"ddp", "zero1", "zero2", "zero3"}
     assert "fsdp2" in {
-        other.strategy for _, other in ways(case.with_parts(model=replace(model, casts_input=True)))
+        other.strategy for _, other in ways(derived(case, model=replace(model, casts_input=True)))
     }
 
 

@@ -16,6 +16,7 @@ from zsim.ir.ops import ACCUMULATE
 from zsim.memory.fits import assess
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.waterfall import waterfall
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario, parse
 
@@ -142,7 +143,7 @@ def test_a_module_with_large_buffers_does_not_fit_and_the_waterfall_says_why() -
     assert isinstance(case.model, TracedModel)
     assert case.model.family == FAMILY
     before = assess(planned(case))
-    large = case.with_parts(model=replace(case.model, buffer_nbytes=2**36))
+    large = derived(case, model=replace(case.model, buffer_nbytes=2**36))
     after = assess(planned(large))
     assert (before.verdict, after.verdict) == ("FITS", "OOM")
     assert after.needed.nbytes - before.needed.nbytes == 2**36 - 4_194_304

@@ -28,6 +28,7 @@ from zsim.models.wrapping import SHARED, Wrapping, problems, wrapped
 from zsim.runs.backend import RunOptions
 from zsim.runs.metrics import figures
 from zsim.runs.simulator import SimBackend
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 
@@ -258,7 +259,7 @@ precision = {{ parameters = "bf16", reduce = "bf16" }}
 """
     case = parse(text.encode(), where="traced.toml", folder=Path())
     root = ParamGroup(fqn=ROOT, parameters=tuple(parameters(case.model)))
-    whole = case.with_parts(model=replace(case.model, units=(root,)))
+    whole = derived(case, model=replace(case.model, units=(root,)))
     assert cautions(case) == ()
     assert cautions(whole) == (
         f"the whole model is one param group: {2 * root.numel:,} B of parameters are gathered "

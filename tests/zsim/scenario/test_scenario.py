@@ -17,6 +17,7 @@ from zsim.models.training_options import Batch, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
 from zsim.scenario import scenario
 from zsim.scenario.checks import refusals
+from zsim.scenario.derived import derived
 from zsim.scenario.keys import json_schema, reference, table_checks
 from zsim.scenario.plan import plan
 from zsim.strategies import STRATEGIES
@@ -486,11 +487,11 @@ def test_a_derived_scenario_is_refused_by_the_very_list_of_files():
     """The one list holds for whole Scenarios too: none of the project's is refused."""
     for file in FILES[::6]:
         assert refusals.problems(scenario.load(file)) == ()
-    derived = parse(WHOLE).with_parts(optimizer=Optimizer(momentum=0.9))
+    stepped = derived(parse(WHOLE), optimizer=Optimizer(momentum=0.9))
     with pytest.raises(ScenarioError) as caught:
-        scenario.parse(derived.to_toml().encode(), where="x.toml")
+        scenario.parse(stepped.to_toml().encode(), where="x.toml")
     assert caught.value.problems == tuple(
-        f"x.toml: {problem}" for problem in refusals.problems(derived)
+        f"x.toml: {problem}" for problem in refusals.problems(stepped)
     )
 
 

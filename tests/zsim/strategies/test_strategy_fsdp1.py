@@ -13,6 +13,7 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Alloc, Op
 from zsim.ir.program import Program, RankProgram
 from zsim.models.training_options import Device
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import plan as plan_scenario
 from zsim.scenario.scenario import parse
 from zsim.strategies import fsdp1
@@ -252,7 +253,7 @@ def plan_of_text(text: str, *, device: Device = "cpu", **options: object) -> Ran
     """The Program of rank 0 of a scenario, with other options."""
     case = parse(text.encode(), where="x.toml")
     return plan_scenario(
-        case.with_parts(options=replace(case.options, **options)), device=device
+        derived(case, options=replace(case.options, **options)), device=device
     ).of_rank(0)
 
 

@@ -26,6 +26,7 @@ from zsim.ir.host_ledger import replay_host
 from zsim.ir.ledger_replay import replay
 from zsim.ir.program import Program
 from zsim.scenario.checks import checkpoint_checks
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
@@ -97,7 +98,7 @@ def _on(scenario: Scenario, num_ranks: int) -> Scenario:
     )
     sizes = dict.fromkeys(strategy.axes, 1) | {strategy.axes[-1]: num_ranks}
     mesh = type(scenario.mesh)(**sizes)
-    return scenario.with_parts(cluster=cluster, mesh=mesh)
+    return derived(scenario, cluster=cluster, mesh=mesh)
 
 
 def _reads(

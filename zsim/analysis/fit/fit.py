@@ -27,6 +27,7 @@ from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.runs import fault_support
 from zsim.scenario.checks import refusals
 from zsim.scenario.checks.work_limits import MANY_TIMES
+from zsim.scenario.derived import derived
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import LADDER, STRATEGIES, OptionValue
 
@@ -113,7 +114,7 @@ def cases(
     forms[NO_CHECKPOINTING] = ""
     for name, other in _stages(scenario, ladder):
         yield from (
-            (name + suffix, other.with_parts(checkpointing=form)) for form, suffix in forms.items()
+            (name + suffix, derived(other, checkpointing=form)) for form, suffix in forms.items()
         )
 
 

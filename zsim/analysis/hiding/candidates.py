@@ -16,6 +16,7 @@ from itertools import combinations
 from zsim.analysis.alternatives import assignment
 from zsim.cluster.cluster import ClusterSpec, Link
 from zsim.models import wrapping
+from zsim.scenario.derived import derived
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES, wrapped
 
@@ -36,12 +37,12 @@ def _lookaheads(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         if ahead > least:
             deeper = replace(options, **dict.fromkeys(depths, ahead))
             text = " and ".join(f"{name} = {ahead}" for name in depths)
-            yield text, scenario.with_parts(options=deeper)
+            yield text, derived(scenario, options=deeper)
     unset = [value for value in strategy.gathers_earlier if not value.is_set(options)]
     for count in range(1, len(unset) + 1):
         for values in combinations(unset, count):
             earlier = reduce(lambda before, value: value.set_in(before), values, options)
-            yield " and ".join(map(assignment, values)), scenario.with_parts(options=earlier)
+            yield " and ".join(map(assignment, values)), derived(scenario, options=earlier)
 
 
 def _units(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
@@ -52,7 +53,7 @@ def _units(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         for cap in BUCKETS:
             if cap != getattr(scenario.options, name):
                 capped = replace(scenario.options, **{name: float(cap)})
-                yield f"{name} = {cap}", scenario.with_parts(options=capped)
+                yield f"{name} = {cap}", derived(scenario, options=capped)
     for every in BLOCKS if len(model.blocks) > 1 else ():
         yield from _wrapped(
             scenario, replace(scenario.wrapping, every=every), f"wrapping.every = {every}"
@@ -82,7 +83,7 @@ def _wrapped(
     if not tuple(wrapping.problems(policy, model)):
         yield (
             label,
-            scenario.with_parts(wrapping=policy, model=wrapped(scenario.strategy, model, policy)),
+            derived(scenario, wrapping=policy, model=wrapped(scenario.strategy, model, policy)),
         )
 
 
@@ -94,7 +95,7 @@ def batch_sizes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 def with_batch(scenario: Scenario, size: int) -> tuple[str, Scenario]:
     """Label of a micro-batch of `size` sequences, and the scenario with it."""
-    return f"micro_batch = {size}", scenario.with_parts(
+    return f"micro_batch = {size}", derived(scenario,
         batch=replace(scenario.batch, micro_batch=size)
     )
 
@@ -104,7 +105,7 @@ def _repaired(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     if scenario.cluster.slow_rails:
         yield (
             "slow_link repaired",
-            scenario.with_parts(cluster=replace(scenario.cluster, slow_rails=())),
+            derived(scenario, cluster=replace(scenario.cluster, slow_rails=())),
         )
 
 
@@ -114,7 +115,7 @@ def _links(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     for factor in FACTORS:
         yield (
             f"links {factor:g} times as fast",
-            scenario.with_parts(cluster=_faster(scenario.cluster, factor)),
+            derived(scenario, cluster=_faster(scenario.cluster, factor)),
         )
 
 

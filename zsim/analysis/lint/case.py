@@ -21,6 +21,7 @@ from zsim.models import wrapping
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.runs.step_time import step_time
 from zsim.scenario.checks import refusals
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES, wrapped
@@ -76,7 +77,7 @@ class LintCase:
 
     def with_parts(self, **parts: Any) -> LintCase | None:
         """The case with other parts; None where the scenario refuses them."""
-        other = self.scenario.with_parts(**parts)
+        other = derived(self.scenario, **parts)
         return None if refusals.problems(other) else LintCase(other)
 
     def with_options(self, **options: Any) -> LintCase | None:

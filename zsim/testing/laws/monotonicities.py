@@ -14,6 +14,7 @@ from zsim.ir.ops import COLLECTIVES, Kernel, Op
 from zsim.memory import fits
 from zsim.memory.waterfall import num_whole
 from zsim.runs.run import Run
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import planned
 from zsim.testing.laws.variants import (
     costs_of,
@@ -224,7 +225,7 @@ def more_memory_is_never_too_little(run: Run) -> Iterator[str]:
     if cluster.kind != "cuda":
         return
     device = replace(cluster.device, memory=2 * cluster.device.memory)
-    larger = run.scenario.with_parts(cluster=replace(cluster, device=device))
+    larger = derived(run.scenario, cluster=replace(cluster, device=device))
     before, after = (fits.assess(planned(each)) for each in (run.scenario, larger))
     if RANKED[after.verdict] > RANKED[before.verdict]:
         yield f"all ranks: {before.verdict} becomes {after.verdict} with twice the memory"

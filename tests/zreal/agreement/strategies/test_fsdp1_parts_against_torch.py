@@ -17,6 +17,7 @@ from zreal.modules import modules
 from zreal.modules.initial_values import made
 from zreal.observer.subjects.table import SUBJECTS
 from zsim.errors import ScenarioError
+from zsim.scenario.derived import derived
 from zsim.scenario.scenario import Scenario, parse
 
 MLP = 'family = "mlp", sizes = { dims = [9, 9, 9, 9], hidden = 11, num_classes = 5 }'
@@ -153,7 +154,7 @@ def test_torch_refuses_what_is_refused_as_torchs() -> None:
     with pytest.raises(ScenarioError, match="Must flatten tensors with uniform `requires_grad` "
                                             "when `use_orig_params=False`"):
         scenario(MLP, more='frozen = ["*.bias"]')
-    case = original.with_parts(options=replace(original.options, use_orig_params=False))
+    case = derived(original, options=replace(original.options, use_orig_params=False))
     with torch_private.fake_group(rank=0, world_size=case.world_size):
         mesh, _ = device_mesh(case, device="cpu")
         with pytest.raises(ValueError, match="Must flatten tensors with uniform `requires_grad` "

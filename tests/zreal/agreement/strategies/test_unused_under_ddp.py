@@ -12,6 +12,7 @@ from zreal import torch_private
 from zreal.observer.observer import observe
 from zsim.runs.backend import RunOptions
 from zsim.runs.registry import find
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import ddp
@@ -64,7 +65,7 @@ def test_a_block_of_which_nothing_is_used_is_reduced_as_zeros_in_its_turn() -> N
 
 def test_torch_raises_in_the_second_forward_where_nobody_looks_for_what_is_unused() -> None:
     case = scenario("mlp", FINDS, "[]", unused='["blocks.1"]')
-    waits = case.with_parts(options=ddp.Options())
+    waits = derived(case, options=ddp.Options())
     with (
         torch_private.fake_group(rank=0, world_size=2),
         pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior "

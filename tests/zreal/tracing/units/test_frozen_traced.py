@@ -27,6 +27,7 @@ from zsim.models.training_options import Batch, Dtype
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.compare import compare
 from zsim.runs.simulator import SimBackend
+from zsim.scenario.derived import derived
 from zsim.scenario.parts.frozen import cut
 from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies import STRATEGIES
@@ -54,7 +55,7 @@ precision = {{ parameters = "{parameters}", reduce = "fp32" }}
         case.make, case.data(), units=case.all_units, dtype=parsed.precision.parameters,
         casts_input=STRATEGIES[parsed.strategy].casts_input, sums_in_place=False,
     )
-    return parsed.with_parts(
+    return derived(parsed,
         model=model, batch=replace(model.batch, accumulation=parsed.batch.accumulation)
     )
 

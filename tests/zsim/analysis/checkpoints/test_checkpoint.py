@@ -23,6 +23,7 @@ from zsim.errors import ScenarioError
 from zsim.ir.laws.validate import validate
 from zsim.ir.program import parse
 from zsim.runs.step_time import step_time
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 
@@ -54,7 +55,7 @@ def small(**table: Any) -> Scenario:
 def with_files(own: Scenario, rank: int, total: int) -> Scenario:
     """The scenario on a file system of such bandwidths."""
     files = FileSystem(rank_bandwidth=rank, bandwidth=total)
-    return own.with_parts(cluster=replace(own.cluster, file_system=files))
+    return derived(own, cluster=replace(own.cluster, file_system=files))
 
 
 def copies_per_s(cluster: ClusterSpec) -> int:
@@ -292,7 +293,7 @@ def test_a_host_that_is_too_small_for_rank_0s_gather_is_refused() -> None:
     with pytest.raises(
         CheckpointMemoryError, match=r"OOM: expected host memory for 80,\d{3},\d{3},\d{3} B on one"
     ):
-        checkpoint(own.with_parts(cluster=replace(own.cluster, host=host)))
+        checkpoint(derived(own, cluster=replace(own.cluster, host=host)))
 
 
 @pytest.mark.parametrize(("tables", "remedy"), [

@@ -19,6 +19,7 @@ from zsim.ir.program import parse as parse_program
 from zsim.memory.fits import assess
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import plan, planned
 from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies.flat_buffer.groups import flat_groups
@@ -274,6 +275,6 @@ def test_a_step_that_fits_the_device_may_have_no_room_on_the_host() -> None:
 def test_a_cluster_that_does_not_say_its_host_memory_has_no_verdict_of_it() -> None:
     case = scenario()
     silent = replace(case.cluster, host=replace(case.cluster.host, memory=0))
-    answer = assess(planned(case.with_parts(cluster=silent)))
+    answer = assess(planned(derived(case, cluster=silent)))
     assert answer.host is not None
     assert (answer.host.verdict, answer.verdict) == ("UNKNOWN", "FITS")

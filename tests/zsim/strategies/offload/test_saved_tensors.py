@@ -27,6 +27,7 @@ from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import SavedTensorsHook
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
+from zsim.scenario.derived import derived
 from zsim.scenario.keys.foreign_keys import FOREIGN_KEYS
 from zsim.scenario.plan import plan, planned
 from zsim.scenario.scenario import Scenario, parse
@@ -135,7 +136,7 @@ def test_copies_beside_compute_hide_until_the_link_is_slower_than_a_block() -> N
             kept.cluster.links, host=replace(kept.cluster.links.host, bandwidth=10**9)
         )
     )
-    on_slow = step_ns(beside.with_parts(cluster=slow))
+    on_slow = step_ns(derived(beside, cluster=slow))
     for direction in ("to_host", "to_device"):
         nbytes = sum(crossed(plan(beside, device="cuda"), direction))
         assert on_slow > nbytes * 2
@@ -207,7 +208,7 @@ def test_activations_share_the_link_with_offloaded_parameters() -> None:
     )
     links = both.cluster.links
     slow = replace(both.cluster, links=replace(links, host=replace(links.host, bandwidth=10**9)))
-    took = [step_ns(case.with_parts(cluster=slow)) for case in (both, alone)]
+    took = [step_ns(derived(case, cluster=slow)) for case in (both, alone)]
     sent = [
         sum(
             kernel.nbytes for op in plan(case, device="cuda").of_rank(0).steady
@@ -226,7 +227,7 @@ def test_a_host_without_room_is_the_verdict_s_though_the_device_fits() -> None:
     )
     small = replace(case.cluster, host=replace(case.cluster.host, memory=64 * 10**9))
     assert assess(planned(case)).verdict == "FITS"
-    answer = assess(planned(case.with_parts(cluster=small)))
+    answer = assess(planned(derived(case, cluster=small)))
     assert answer.host is not None
     assert (answer.on_device, answer.host.verdict, answer.verdict) == ("FITS", "OOM", "OOM")
     assert answer.host.by_kind == {"activations": answer.host.offloaded_bytes}

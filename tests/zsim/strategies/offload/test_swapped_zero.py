@@ -17,6 +17,7 @@ from zsim.ir.host_ledger import replay_host
 from zsim.ir.laws import program_laws
 from zsim.ir.program import PhaseName, Program
 from zsim.ir.program import parse as parse_program
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 
@@ -83,7 +84,7 @@ def slow_drives(case: Scenario, bandwidth: int) -> Scenario:
     """The scenario with drives so slow that nothing else takes any time."""
     assert case.cluster.drives is not None
     drives = Drives(read=bandwidth, write=bandwidth, capacity=case.cluster.drives.capacity)
-    return case.with_parts(cluster=replace(case.cluster, drives=drives))
+    return derived(case, cluster=replace(case.cluster, drives=drives))
 
 
 def test_reads_and_writes_follow_one_another_or_overlap_as_the_pipeline_has_it() -> None:

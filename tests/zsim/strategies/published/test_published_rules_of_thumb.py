@@ -18,6 +18,7 @@ from zsim.cluster.cluster import Link, load_cluster
 from zsim.engine.costs.op_costs import Costs
 from zsim.ir.ops import Kernel
 from zsim.memory.formulas import StateBytes, model_state_bytes
+from zsim.scenario.derived import derived
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 
@@ -136,7 +137,7 @@ def behind_a_drive(micro_batch: int, sequence_length: int) -> tuple[Scenario, Sc
     case, without = offloaded(micro_batch, sequence_length)
     links = case.cluster.links
     drive = replace(links, host=Link(bandwidth=3 * GB, latency=links.host.latency))
-    return case.with_parts(cluster=replace(case.cluster, links=drive)), without
+    return derived(case, cluster=replace(case.cluster, links=drive)), without
 
 
 @pytest.mark.parametrize(("cluster", "taken_us"), [("dgx-a100", 4867), ("dgx-h100", 2510)])

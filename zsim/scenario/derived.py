@@ -1,7 +1,8 @@
-"""The tables that a Scenario's parts would be written as: keeps derived scenarios and their tables
-in step.
+"""Derived scenarios, as analyses try them: some parts are other objects, which no table has named
+and nothing checks.
 
-Cluster and model have no such form: links twice as fast are an assumption, no scenario's table.
+The tables follow, but for cluster and model, which have no such form: links twice as fast are an
+assumption, no scenario's table.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, get_type_hints
 
 from zsim.ir.mesh import Mesh
 from zsim.models.training_options import DTYPE_NAMES
+from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 from zsim.strategies.flat_buffer.groups import Granularity
 
@@ -23,7 +25,20 @@ AS_THEY_ARE = {
 OF_STRATEGY = ("strategy", "options", "mesh", "sync")
 
 
-def in_step(
+def derived(scenario: Scenario, **parts: Any) -> Scenario:
+    """The scenario with some of its fields replaced by other objects."""
+    made = object.__new__(Scenario)
+    values = {slot.name: getattr(scenario, slot.name) for slot in fields(scenario)}
+    if unknown := parts.keys() - values.keys():
+        raise TypeError(f"expected fields of a Scenario, found {', '.join(sorted(unknown))}")
+    values |= parts
+    values["_tables"] = _in_step(scenario.tables, values, parts)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _in_step(
     tables: Mapping[str, Any], parts: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> dict[str, Any]:
     """`tables` with those written anew that the `changed` parts stand in; `parts` are all of them.
