@@ -188,7 +188,7 @@ def test_a_fork_server_that_does_not_get_to_the_ranks_is_ended_at_a_limit(
         os.kill(server, signal.SIGKILL)
         os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
     monkeypatch.setattr(fork_server, "START_S", 0.0)
-    with pytest.raises(LaunchError, match="it had not started all ranks within 0 s") as error:
+    with pytest.raises(LaunchError, match="did not start all ranks within 0 s") as error:
         launch(f"{BODIES}:fine", {"given": 0}, world_size=2, timeout_s=FAR_S)
 
     assert error.value.where == "the fork server"
@@ -248,7 +248,7 @@ def test_a_fork_server_that_ends_between_two_ranks_is_named_though_python_starts
         return started
 
     monkeypatch.setattr(launching, "_start", start_and_end_the_server)
-    with pytest.raises(LaunchError, match="it ended, before rank 1 of 3 was started") as error:
+    with pytest.raises(LaunchError, match="ended, before rank 1 of 3 was started") as error:
         launch(f"{BODIES}:all_waiting", {}, world_size=3, timeout_s=FAR_S)
 
     assert error.value.where == "the fork server"
