@@ -32,10 +32,10 @@ def _session(folder: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_a_session_without_ranks_loads_one_small_module(tmp_path: Path) -> None:
+def test_a_session_without_ranks_loads_two_small_modules(tmp_path: Path) -> None:
     (tmp_path / "test_user.py").write_text("def test_a(tmp_path): assert 1 == 1\n")
     told = _session(tmp_path, "-c", LOADED, *PLUGIN)
-    own = ["zreal", "zreal.testing", "zreal.testing.pytest_plugin"]
+    own = ["zreal", "zreal.testing", "zreal.testing.options", "zreal.testing.pytest_plugin"]
     assert told.splitlines()[-1].split() == own
 
 

@@ -116,7 +116,7 @@ def test_broadcasts_in_each_others_place_end_the_step_where_their_roots_differ()
     error = caught.value
     assert error.where == "rank 3, op 1 (broadcast c)"
     assert error.expected == "the broadcast of 40 B from 0 that rank 0 issues at op 1 over dp_shard"
-    assert error.found == "a broadcast of 40 B from 1"
+    assert error.found == "broadcast of 40 B from 1"
 
 
 def test_ops_keep_their_numbers_waits_and_memory() -> None:

@@ -56,7 +56,7 @@ def without_phases() -> RunRecord:
 
 @pytest.mark.parametrize(("backend", "message"), [
     (Theirs(sees=ValueError("no idea")),
-     "backend theirs: expected what it can see, found ValueError: no idea"),
+     "backend theirs: expected its capabilities, found ValueError: no idea"),
     (Theirs(sees="everything"),
      "backend theirs: expected zsim.runs.backend.Capabilities, found str"),
     (Theirs(device="tpu"),

@@ -284,7 +284,7 @@ def test_files_that_are_none_are_refused_and_pipes_never_waited_for(tmp_path: Pa
     (tmp_path / "large.toml").write_bytes(b"#" * (300 * 1024))
     (tmp_path / "broken.toml").write_bytes(b"[[[")
     for name, message in (
-        ("pipe.toml", "expected a file, found a folder, a pipe or a device"),
+        ("pipe.toml", "expected a file, found a pipe or a device"),
         ("none.toml", "it is looked for beside the scenario"),
         ("large.toml", "expected at most 262,144 bytes"), ("broken.toml", "not TOML"),
         ("a\\u0000b", "no such file"),

@@ -39,8 +39,8 @@ def test_a_files_own_bandwidth_decides_the_time_and_measured_it_narrows_the_band
 
 
 @pytest.mark.parametrize(("value", "told"), [
-    ("fast", 'file_system.rank_bandwidth: expected a number with its unit, found "fast"'),
-    ("0 GB/s", "file_system.rank_bandwidth: expected at most 1e+18, and more than nothing"),
+    ("fast", 'file_system.rank_bandwidth.value: expected a number with its unit, found "fast"'),
+    ("0 GB/s", 'file_system.rank_bandwidth.value: expected 1e-09 to 1e+18, found "0 GB/s"'),
 ])
 def test_a_bandwidth_that_is_none_is_refused_by_its_key(
     tmp_path: Path, value: str, told: str
@@ -52,5 +52,5 @@ def test_a_bandwidth_that_is_none_is_refused_by_its_key(
 
 def test_a_file_system_needs_both_bandwidths(tmp_path: Path) -> None:
     lines = [line for line in PRESET.splitlines() if not line.startswith("rank_bandwidth")]
-    with pytest.raises(ScenarioError, match=r"file_system\.rank_bandwidth: missing"):
+    with pytest.raises(ScenarioError, match=r"rank_bandwidth: expected a value, found nothing"):
         scenario(tmp_path, "\n".join(lines))

@@ -176,9 +176,9 @@ def test_more_ranks_than_gpus_and_missing_times_are_refused():
 
 @pytest.mark.parametrize(("cluster", "reason"), [
     ({"preset": "dgx-h100"}, ""), ({"preset": "cpu-gloo", "ranks": 4}, ""),
-    ({"preset": "dgx-a100"}, "it has H100 SXM 80 GB, and the scenario A100"),
-    ({"preset": "dgx-h100", "nodes": 2}, "it is one node, and the scenario has 2"),
-    ({"preset": "cpu-gloo", "ranks": 16}, "it has 8 GPUs, and the scenario 16"),
+    ({"preset": "dgx-a100"}, "H100 SXM 80 GB here, A100 SXM 80 GB in the scenario"),
+    ({"preset": "dgx-h100", "nodes": 2}, "one node here, 2 in the scenario"),
+    ({"preset": "cpu-gloo", "ranks": 16}, "8 GPUs here, 16 in the scenario"),
 ])
 def test_the_file_stands_for_scenarios_on_such_a_node_alone(cluster, reason):
     scenario = zsim.Scenario(
@@ -207,7 +207,7 @@ def test_ranks_on_gpus_are_predicted_by_the_file_only_where_it_is_of_them(
     cluster = choice.load_machine(fits, choice.find_machine(able, fits, None))
     assert cluster.device.kernel == TRUE.kernel
     assert choice.find_machine(able, other, None) is None
-    assert "and the scenario A100" in choice.reason_for_preset(H100, other)
+    assert "here, A100 SXM 80 GB in the scenario" in choice.reason_for_preset(H100, other)
     assert machine_file.cached(8, replace(H100, driver="580")) != machine_file.cached(8, H100)
 
 

@@ -115,7 +115,7 @@ def test_an_unknown_recipe_is_answered_with_those_there_are():
         )
     assert caught.value.problems == (
         'Scenario: execution.float8: expected false, true, "delayed", "tensorwise", "rowwise" or '
-        '"mx", found "blockwise"',
+        '"mx", found "blockwise"; did you mean rowwise?',
     )
 
 
