@@ -32,7 +32,7 @@ def derived(scenario: Scenario, **parts: Any) -> Scenario:
     if unknown := parts.keys() - values.keys():
         raise TypeError(f"expected fields of a Scenario, found {', '.join(sorted(unknown))}")
     values |= parts
-    values["_tables"] = _in_step(scenario.tables, values, parts)
+    values["_tables"] = _in_step(scenario._tables, values, parts)
     for name, value in values.items():
         object.__setattr__(made, name, value)
     return made
