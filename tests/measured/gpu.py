@@ -39,7 +39,7 @@ from zreal.observer.observer import observe
 from zsim.analysis.simulated_step import add_caches
 from zsim.ir.run import RunRecord
 from zsim.memory import fits
-from zsim.runs.unit_times import time_by_unit
+from zsim.runs.figures.unit_times import time_by_unit
 from zsim.scenario.plan import planned
 
 LIMIT_S = 460.0

@@ -20,7 +20,7 @@ from zsim.io.units import format_bytes
 from zsim.ir.program import Program
 from zsim.memory.fits import FitsVerdict, MemoryVerdict, assess
 from zsim.memory.full_device import with_calls
-from zsim.runs.step_time import StepTime, step_time
+from zsim.runs.figures.step_time import StepTime, step_time
 from zsim.scenario.checks import refusals
 from zsim.scenario.derived import derived
 from zsim.scenario.plan import Planned

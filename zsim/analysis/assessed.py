@@ -17,7 +17,7 @@ from zsim.memory.equal_micro_batches import micro_batches
 from zsim.memory.fits import MemoryVerdict, Standing, assess_program, least_needed, standings
 from zsim.memory.full_device import with_calls, without_calls
 from zsim.memory.inputs_and_buffers import belongings
-from zsim.runs.step_time import StepTime, step_time, step_time_of_more
+from zsim.runs.figures.step_time import StepTime, step_time, step_time_of_more
 from zsim.scenario.derived import derived
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario

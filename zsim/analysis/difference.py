@@ -14,7 +14,7 @@ from typing import Any, Literal
 from zsim.analysis.growth import FIGURES, Growth, Limit, growths
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.run import RunRecord, band_of
-from zsim.runs import metrics
+from zsim.runs.figures import metrics
 from zsim.runs.run import Run
 
 Change = Literal["same", "less", "more", "not distinguishable", "changed"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from zsim.errors import ZsimError, shown
 from zsim.io.units import format_bytes, format_time
-from zsim.runs.metrics import Figures
+from zsim.runs.figures.metrics import Figures
 
 _LIMIT = re.compile(r"\s*(\w+)\s*:\s*\+(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", re.ASCII)
 

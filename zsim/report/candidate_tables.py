@@ -11,7 +11,7 @@ from zsim.analysis.fit.fit_table import Candidate, Fit
 from zsim.errors import ZsimError
 from zsim.io.units import format_bytes, format_time
 from zsim.report.timeline_tables import Table
-from zsim.runs import metrics
+from zsim.runs.figures import metrics
 from zsim.scenario.derived import derived
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES

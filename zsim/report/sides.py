@@ -16,8 +16,8 @@ from zsim.ir.program import Program
 from zsim.ir.run import RunRecord, band_of
 from zsim.memory import fits
 from zsim.memory.fits import MemoryVerdict
-from zsim.runs import metrics
 from zsim.runs.comparison import compare_records
+from zsim.runs.figures import metrics
 from zsim.runs.run import Run
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario

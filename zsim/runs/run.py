@@ -26,10 +26,11 @@ from zsim.ir.run import (
     band_of,
     sees,
 )
-from zsim.runs import metrics, saved
-from zsim.runs.metrics import Figures, Traffic
+from zsim.runs import saved
+from zsim.runs.figures import metrics
+from zsim.runs.figures.metrics import Figures, Traffic
+from zsim.runs.figures.run_figures import Collectives, ExposedCommunication, PeakMemory
 from zsim.runs.pictures import plots
-from zsim.runs.run_figures import Collectives, ExposedCommunication, PeakMemory
 from zsim.scenario import expect
 from zsim.scenario.expect import Verdict
 from zsim.scenario.scenario import Scenario

@@ -18,14 +18,14 @@ from zsim.ir.ledger_replay import replay
 from zsim.ir.run import RankRun
 from zsim.memory.holdings import alike, holdings
 from zsim.models.training_options import Device
-from zsim.runs.run import Run
-from zsim.runs.run_figures import (
+from zsim.runs.figures.run_figures import (
     CollectiveCount,
     ExposedCommunication,
     ExposedShare,
     PeakMemory,
     RunFigure,
 )
+from zsim.runs.run import Run
 from zsim.scenario.plan import plan
 
 MOST_ROWS = 5

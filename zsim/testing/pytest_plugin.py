@@ -248,7 +248,7 @@ def compare(zero: Zero, _zero_compares: None) -> Callable[..., Comparison]:
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
     """Lines on what is behind a figure of a Run, where a comparison of it fails."""
-    if "zsim.runs.run_figures" not in sys.modules:
+    if "zsim.runs.figures.run_figures" not in sys.modules:
         return None
     from zsim.testing.explanations import comparison_lines
 

@@ -14,7 +14,7 @@ from zsim import api
 from zsim.analysis.growth import Growth, Limit, growths
 from zsim.errors import ZsimError
 from zsim.ir.run import RunRecord
-from zsim.runs import metrics
+from zsim.runs.figures import metrics
 from zsim.runs.run import Run
 
 INCOMPLETE = ".incomplete.json"

@@ -19,7 +19,8 @@ from zreal.meters.timeline import TimelineRecorder
 from zsim.cli.main import main
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import CollectiveRecord
-from zsim.runs import metrics, saved
+from zsim.runs import saved
+from zsim.runs.figures import metrics
 from zsim.scenario.plan import plan
 
 COMPUTE = ("forward", "backward", "recompute", "optimizer")

@@ -19,7 +19,7 @@ from zsim.io.units import format_bytes, format_time
 from zsim.ir.mesh import Mesh
 from zsim.memory.fits import assess
 from zsim.models.training_options import ON_DEVICE
-from zsim.runs.step_time import step_time
+from zsim.runs.figures.step_time import step_time
 from zsim.scenario.derived import derived
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario, parse

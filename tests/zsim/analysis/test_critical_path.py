@@ -25,7 +25,7 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op
 from zsim.ir.program import Program, RankProgram
 from zsim.runs.backend import RunOptions
-from zsim.runs.metrics import figures
+from zsim.runs.figures.metrics import figures
 from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan, planned

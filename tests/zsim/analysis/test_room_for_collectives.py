@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.analysis.free_compute import FreeCompute
-from zsim.runs.metrics import TimeInterval
+from zsim.runs.figures.metrics import TimeInterval
 
 
 @st.composite

@@ -35,8 +35,8 @@ from zsim.ir.program import PHASES
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.families import load_preset
 from zsim.models.training_options import Batch, Precision
-from zsim.runs import metrics
 from zsim.runs.backend import RunOptions
+from zsim.runs.figures import metrics
 from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 from zsim.scenario.flops import model_flops

@@ -22,8 +22,8 @@ from zsim.engine.simulate_step import simulate_step
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, OpKind
 from zsim.ir.program import Program, RankProgram
-from zsim.runs import metrics
 from zsim.runs.backend import RunOptions
+from zsim.runs.figures import metrics
 from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 from zsim.scenario.plan import plan

@@ -13,8 +13,8 @@ from zsim.cli.reports import time_report
 from zsim.engine.costs.op_costs import SOON_NS, TICK_NS, Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.ir.ops import COLLECTIVES
-from zsim.runs import metrics
 from zsim.runs.backend import RunOptions
+from zsim.runs.figures import metrics
 from zsim.runs.simulator import SimBackend
 from zsim.scenario import scenario
 from zsim.scenario.plan import Planned, plan

@@ -27,7 +27,7 @@ from zsim.memory import fits, full_device
 from zsim.memory.allocator.caching_allocator import CachingAllocator, DeviceFullError
 from zsim.memory.allocator.reserved import AllocatorRecord, Heap, replay_phase
 from zsim.memory.non_torch import capacity, cublas_workspace
-from zsim.runs.step_time import step_time
+from zsim.runs.figures.step_time import step_time
 from zsim.scenario.plan import Planned, planned
 
 RECORD = json.loads((MEASURED / "full_device.json").read_text())

@@ -26,7 +26,7 @@ from zsim.models.spec import ROOT, ModelSpec, Parameter, ParamGroup
 from zsim.models.training_options import Batch
 from zsim.models.wrapping import SHARED, Wrapping, problems, wrapped
 from zsim.runs.backend import RunOptions
-from zsim.runs.metrics import figures
+from zsim.runs.figures.metrics import figures
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.derived import derived
 from zsim.scenario.plan import plan

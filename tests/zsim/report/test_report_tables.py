@@ -26,7 +26,7 @@ from zsim.report.timeline_tables import (
     timelines,
 )
 from zsim.report.topology_tables import topology
-from zsim.runs import metrics
+from zsim.runs.figures import metrics
 
 GPT = {
     "model": {"preset": "gpt-tiny"}, "batch": {"micro_batch": 1, "sequence_length": 32},

@@ -13,7 +13,7 @@ import zsim
 from tests.support.folders import PARITY
 from zsim.cli.main import main
 from zsim.report.simulation_notes import trace_notes
-from zsim.runs import metrics
+from zsim.runs.figures import metrics
 from zsim.runs.pictures import chrome_trace
 
 STRATEGIES = ("ddp", "zero3", "fsdp2", "zero_redundancy")

@@ -13,9 +13,9 @@ from zsim.ir.run import RankRun, RunRecord, Span
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.check import Check
 from zsim.runs.compare.compare import compare
-from zsim.runs.metrics import exposed_ns
+from zsim.runs.figures.metrics import exposed_ns
+from zsim.runs.figures.unit_times import OPTIMIZER, time_by_unit
 from zsim.runs.simulator import SimBackend
-from zsim.runs.unit_times import OPTIMIZER, time_by_unit
 from zsim.scenario import scenario
 
 NAMES = ("exposed communication", "time by unit")

@@ -15,8 +15,8 @@ from tests.support.folders import SCENARIOS
 from zsim.cli.main import main
 from zsim.ir.mesh import Mesh
 from zsim.ir.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, RunRecord, Span
-from zsim.runs import metrics
 from zsim.runs.backend import RunOptions
+from zsim.runs.figures import metrics
 from zsim.runs.run import DeviceMemory
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.expect import FIGURES

@@ -10,8 +10,9 @@ from zsim.cluster.cluster import load_cluster
 from zsim.errors import BackendUnavailableError
 from zsim.ir.ops import MEMORY_KINDS
 from zsim.ir.program import PHASES
-from zsim.runs import metrics, registry
+from zsim.runs import registry
 from zsim.runs.backend import RunOptions
+from zsim.runs.figures import metrics
 from zsim.runs.simulator import WorkError
 from zsim.scenario import scenario
 

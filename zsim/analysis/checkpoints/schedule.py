@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from zsim.analysis.checkpoints.checkpoint import CheckpointReport
 from zsim.analysis.checkpoints.interval import BestInterval, Losses, best_interval, losses
 from zsim.io.units import format_time
-from zsim.runs.step_time import step_time
+from zsim.runs.figures.step_time import step_time
 from zsim.scenario.plan import planned
 
 

@@ -11,7 +11,7 @@ from zsim.io.quantities import Duration
 from zsim.io.units import counted, format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.memory.fits import MemoryVerdict
-from zsim.runs import metrics
+from zsim.runs.figures import metrics
 from zsim.scenario.scenario import Scenario
 
 SURER = (

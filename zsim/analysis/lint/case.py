@@ -19,7 +19,7 @@ from zsim.ir.program import Program
 from zsim.memory.full_device import filled
 from zsim.models import wrapping
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.runs.step_time import step_time
+from zsim.runs.figures.step_time import step_time
 from zsim.scenario.checks import refusals
 from zsim.scenario.derived import derived
 from zsim.scenario.plan import Planned, planned

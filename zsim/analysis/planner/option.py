@@ -8,7 +8,7 @@ from typing import Any
 from zsim.io.quantities import Duration
 from zsim.io.units import format_bytes
 from zsim.memory.fits import MemoryVerdict
-from zsim.runs import metrics
+from zsim.runs.figures import metrics
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.tables import to_toml
 

@@ -17,7 +17,7 @@ from zsim.io.notebook.data_frame import data_frame
 from zsim.io.notebook.html_table import html_table
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
-from zsim.runs import metrics
+from zsim.runs.figures import metrics
 from zsim.scenario.scenario import Scenario
 
 MOST_LINES = 12

@@ -17,7 +17,7 @@ from typing import Any
 from zsim.analysis.assessed import figures
 from zsim.analysis.sweep.axes import changes_of
 from zsim.errors import ScenarioError, ZsimError
-from zsim.runs import metrics
+from zsim.runs.figures import metrics
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.tables import merged
 from zsim.version import __version__

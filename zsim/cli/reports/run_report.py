@@ -14,8 +14,8 @@ from zsim.cli.terminal import one_line, say, say_wrapped, table, write_json
 from zsim.errors import ZsimError, visible
 from zsim.io.units import counted, format_bytes, format_time, rounded_sizes
 from zsim.ir.run import SCHEMA_VERSION
-from zsim.runs import metrics
 from zsim.runs.comparison import Comparison
+from zsim.runs.figures import metrics
 from zsim.runs.run import Run
 from zsim.runs.unended import UnendedRun
 

@@ -18,7 +18,8 @@ from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline, Times
 from zsim.io.units import format_time
 from zsim.ir.ops import Op
-from zsim.runs import fault_support, step_time
+from zsim.runs import fault_support
+from zsim.runs.figures import step_time
 from zsim.scenario.plan import Planned
 
 

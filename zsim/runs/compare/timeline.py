@@ -17,8 +17,8 @@ from zsim.io.units import format_time
 from zsim.ir.run import RankRun, RunRecord, band_of
 from zsim.runs.compare.check import Check, unsupported
 from zsim.runs.compare.step_time import BUSY, assumed_reason, reason_of
-from zsim.runs.metrics import exposed_ns
-from zsim.runs.unit_times import time_by_unit
+from zsim.runs.figures.metrics import exposed_ns
+from zsim.runs.figures.unit_times import time_by_unit
 
 EXPOSED, BY_UNIT = "exposed communication", "time by unit"
 DISTURBED = 0.25

@@ -22,7 +22,7 @@ from zsim.engine.costs.op_costs import Costs
 from zsim.errors import ScenarioError
 from zsim.ir.laws.validate import validate
 from zsim.ir.program import parse
-from zsim.runs.step_time import step_time
+from zsim.runs.figures.step_time import step_time
 from zsim.scenario.derived import derived
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario

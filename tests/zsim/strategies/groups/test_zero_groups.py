@@ -22,7 +22,7 @@ from zsim.memory.fits import assess
 from zsim.memory.formulas import model_state_bytes
 from zsim.memory.waterfall import formula_text, state_bytes
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.runs.step_time import step_time
+from zsim.runs.figures.step_time import step_time
 from zsim.scenario.plan import planned
 from zsim.testing.laws.variants import program_of, step_of
 

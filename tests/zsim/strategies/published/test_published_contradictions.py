@@ -33,7 +33,7 @@ from zsim.memory.formulas import StateBytes, model_state_bytes
 from zsim.models.families import gpt
 from zsim.models.spec import ROOT
 from zsim.models.training_options import Batch, Precision
-from zsim.runs import metrics
+from zsim.runs.figures import metrics
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import ddp, hsdp, zero1, zero2, zero3

@@ -19,7 +19,7 @@ from zsim.engine.costs.op_costs import Costs
 from zsim.ir.run import RunRecord, band_of
 from zsim.models.training_options import Offload, Optimizer
 from zsim.runs.backend import RunOptions
-from zsim.runs.metrics import band_ns
+from zsim.runs.figures.metrics import band_ns
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import Scenario
 from zsim.strategies.building import host_step

@@ -15,7 +15,7 @@ from zsim.engine.events.deadlock_report import LostLinkError
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.memory import fits, full_device, non_torch, waterfall
 from zsim.memory.allocator import reserved
-from zsim.runs.step_time import step_time
+from zsim.runs.figures.step_time import step_time
 from zsim.scenario.checks.work_limits import MANY_TIMES
 from zsim.scenario.plan import Planned, planned
 from zsim.scenario.scenario import Scenario

@@ -12,10 +12,11 @@ from zsim.cli.inputs import load_one
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import RankRun, RunRecord
-from zsim.runs import metrics, saved
+from zsim.runs import saved
+from zsim.runs.figures import metrics
+from zsim.runs.figures.unit_times import time_by_unit
 from zsim.runs.kineto import trace_file
 from zsim.runs.kineto.to_run import to_run
-from zsim.runs.unit_times import time_by_unit
 
 MOST = 12
 

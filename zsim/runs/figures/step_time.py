@@ -11,7 +11,7 @@ from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline
 from zsim.ir.laws.validate import validate
 from zsim.ir.program import Program
-from zsim.runs.metrics import band_ns
+from zsim.runs.figures.metrics import band_ns
 from zsim.scenario.plan import Planned
 
 

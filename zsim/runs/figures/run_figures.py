@@ -14,7 +14,7 @@ from zsim.io.arguments import described
 from zsim.io.quantities import Bytes, Duration
 from zsim.io.read_only import ReadOnly
 from zsim.ir.ops import COLLECTIVES
-from zsim.runs.metrics import Traffic
+from zsim.runs.figures.metrics import Traffic
 
 if TYPE_CHECKING:
     from zsim.runs.run import Run

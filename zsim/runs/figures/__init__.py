@@ -1,0 +1,1 @@
+"""Figures of a Run: traffic, peaks, exposed communication, step time and times of units."""
