@@ -58,6 +58,30 @@ def test_liveness_what_could_not_end_ends_once_the_fatal_faults_have_stopped(
     assert len(result.faults) == len(stopped)
 
 
+def test_casts_of_a_rank_that_waits_meet_kernels_that_they_meet_in_no_clean_step() -> None:
+    scenario = zsim.Scenario(
+        model={"family": "llama", "sizes": {
+            "num_layers": 1, "hidden_size": 8, "num_heads": 4, "num_kv_heads": 2, "vocabulary": 13,
+            "feed_forward": 10, "tied": False, "attention": "explicit"}},
+        batch={"micro_batch": 2, "forwards": 2, "sequence_length": 4},
+        cluster={"preset": "dgx-a100", "ranks": 2},
+        strategy={"name": "zero2", "dp_replicate": 2, "dp_shard": 1, "granularity": "parameter"},
+        precision={"parameters": "bf16", "reduce": "fp32"},
+        optimizer={"name": "sgd", "momentum": 0.9}, execution={"interference": False},
+    )
+    late = scenario.with_(faults=[{"kind": "late_start", "rank": 0, "by": "19 us"}])
+    clean, faulty = zsim.simulate(scenario), zsim.simulate(late)
+    own, waiting = clean.ranks[0].spans, faulty.ranks[1].spans
+    longer = sum(
+        (there.end_ns - there.start_ns) - (here.end_ns - here.start_ns)
+        for here, there in zip(own, waiting, strict=True)
+        if here.kind == "copy" and here.stream != "compute"
+    )
+    assert longer > 0
+    assert (faulty.step_time or 0) == (clean.step_time or 0) + 19_000 + longer
+    live(late)
+
+
 @pytest.mark.parametrize("kind", FAULT_KINDS)
 def test_each_kind_is_drawn_and_shrinks_to_one_fault(kind: str) -> None:
     plan = find(
