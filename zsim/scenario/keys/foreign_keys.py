@@ -18,8 +18,9 @@ FOREIGN_KEYS: Mapping[str, str] = {
     )},
     "model.dropout": _OF_SIZES.format(key="attention_dropout"),
     "activation_checkpointing.partition_activations": (
-        "DeepSpeed partitions over ranks of tensor parallelism, and scenarios have none yet; "
-        'use offload.activations = "checkpoint_inputs"'
+        "expected none: ranks of tensor parallelism have the same activations and may keep 1/N "
+        "each, but scenarios have none yet; N data-parallel ranks have their own, of which N parts "
+        'of 1/N are as many bytes, sent twice; use offload.activations = "checkpoint_inputs"'
     ),
     "activation_checkpointing.contiguous_memory_optimization": _WITH_PARTITION,
     "activation_checkpointing.number_checkpoints": _WITH_PARTITION,
