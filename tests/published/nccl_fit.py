@@ -69,10 +69,10 @@ class FreeConstant:
 COMMON = FreeConstant("launch_us", None, 18.0, 1.0)
 PARAMETERS = (
     COMMON, *(FreeConstant("launch_us", each, 1.0, 0.4) for each in GENERATIONS),
-    FreeConstant("reached", "volta", 1.0, 0.06), FreeConstant("fill", None, 1.0, 0.7),
-    FreeConstant("idle", None, 0.3, 0.7), FreeConstant("fill_of_switch", None, 1.0, 0.7),
+    FreeConstant("fill", None, 1.0, 0.7), FreeConstant("idle", None, 0.3, 0.7),
+    FreeConstant("fill_of_switch", None, 1.0, 0.7),
 )
-"""All that is fitted. Other links reach what NCCL counts on."""
+"""All that is fitted. What links reach is known without these rows."""
 
 
 def source_of(row: Collective) -> str:

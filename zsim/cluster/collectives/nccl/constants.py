@@ -74,8 +74,11 @@ CONSTANTS = Constants(
     },
     fast_nics={("efa", "blackwell"): _everywhere(35.0)},
 )
-"""Fitted to single nodes of four sources: launches, Volta's links, fills. Other links are NCCL's
-own 20, 20.6 and 40.1 GB/s (topo.h), where presets have what its search takes.
+"""Fitted to single nodes of four sources: launches, fills. Links are NCCL's own 20, 20.6 and 40.1
+GB/s (topo.h), where presets have what its search takes. On Volta NCCL counts on less than there is.
+Copies between two V100 reach 23.95 of a link's 25 GB/s (Dell's C4130, p2pBandwidthLatencyTest).
+Elsewhere NCCL counts on 0.94 of such copies: A100, H100 and GB200 have 274, 376 and 746 GB/s
+(stas00/ml-engineering). That is 135.5 GB/s of six links, where NCCL has 120.
 
 EFA: what Amazon's plugin declares to NCCL, 75 µs, and 35 from p5en on (aws-ofi-nccl,
 platform-aws). With it, all-gathers of 256 MiB on 4 to 64 shared p5 are 4 to 13 % above the best
