@@ -54,7 +54,7 @@ from zsim.runs.backend import MOST_SECONDS
 from zsim.runs.launch import rank_results
 from zsim.runs.launch.launched_failure import BEFORE, LAST, OUTSIDE, SEPARATOR
 from zsim.runs.launch.planned_collectives import number_of
-from zsim.runs.numerics_mode import NUMERICS_MODES
+from zsim.runs.modes import NUMERICS_MODES
 from zsim.scenario.scenario import Scenario, load, parse
 from zsim.version import __version__
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from zsim.analysis.jitter import jitter as jitter
     from zsim.analysis.lint.finding import LintFinding as LintFinding
     from zsim.analysis.lint.rules import lint as lint
-    from zsim.analysis.planner import Plan as Plan
-    from zsim.analysis.planner import plan_for as plan_for
+    from zsim.analysis.planner.plan import plan_for as plan_for
+    from zsim.analysis.planner.table import Plan as Plan
     from zsim.analysis.sweep import Sweep as Sweep
     from zsim.analysis.sweep import sweep as sweep
     from zsim.analysis.why import Why as Why
@@ -68,7 +68,7 @@ _MODULES = {
     "KiB": "zsim.io.quantities",
     "LintFinding": "zsim.analysis.lint.finding",
     "MiB": "zsim.io.quantities",
-    "Plan": "zsim.analysis.planner",
+    "Plan": "zsim.analysis.planner.table",
     "RankError": "zsim.errors",
     "Run": "zsim.runs.run",
     "SavedRunError": "zsim.runs.saved",
@@ -87,7 +87,7 @@ _MODULES = {
     "load": "zsim.scenario.scenario",
     "load_run": "zsim.api",
     "ms": "zsim.io.quantities",
-    "plan_for": "zsim.analysis.planner",
+    "plan_for": "zsim.analysis.planner.plan",
     "run": "zsim.api",
     "simulate": "zsim.api",
     "sweep": "zsim.analysis.sweep",

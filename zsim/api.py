@@ -28,7 +28,7 @@ from zsim.runs import real_run, saved, unended
 from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.runs.compare.aspects import Aspect
 from zsim.runs.comparison import Comparison, compare_records
-from zsim.runs.numerics_mode import NumericsMode
+from zsim.runs.modes import ComputeMode, NumericsMode
 from zsim.runs.real_run import measure, observe, observe_until_meant_end, with_module
 from zsim.runs.run import Run
 from zsim.runs.simulator import SimBackend, cluster_for
@@ -120,7 +120,7 @@ def validate(
     numerics: NumericsMode | None = None,
     device: Device | None = None,
     testbed: str | None = None,
-    compute: str = "real",
+    compute: ComputeMode = "real",
 ) -> Comparison:
     """The scenario run for real, simulated for the same device, and the two compared.
 

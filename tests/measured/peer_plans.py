@@ -18,7 +18,7 @@ from typing import Any
 
 import zsim
 from tests.measured import llm_analysis_search
-from zsim.analysis.planner import Option
+from zsim.analysis.planner.option import Option
 
 MICRO_BATCHES = (1, 2, 4)
 QUESTIONS: tuple[dict[str, Any], ...] = (

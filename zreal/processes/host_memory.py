@@ -11,7 +11,7 @@ from zsim.io.units import format_bytes
 from zsim.ir.ledger_replay import replay
 from zsim.ir.program import PHASES
 from zsim.models.training_options import Device
-from zsim.runs.numerics_mode import NumericsMode
+from zsim.runs.modes import NumericsMode
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 

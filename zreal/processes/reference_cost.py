@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from zsim.autograd.traced.model import TracedModel
 from zsim.models.training_options import Device
-from zsim.runs.numerics_mode import NumericsMode
+from zsim.runs.modes import NumericsMode
 from zsim.scenario.flops import model_flops
 from zsim.scenario.scenario import Scenario
 

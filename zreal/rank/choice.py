@@ -9,7 +9,7 @@ from zreal.processes.host_memory import available_nbytes, needed_nbytes, require
 from zreal.processes.reference_cost import available_cores, num_references, reference_cost
 from zsim.io.units import counted, format_bytes
 from zsim.models.training_options import Device
-from zsim.runs.numerics_mode import NUMERICS_MODES, NumericsMode
+from zsim.runs.modes import NUMERICS_MODES, NumericsMode
 from zsim.scenario.scenario import Scenario
 
 SHARE_OF_TIMEOUT = 0.5

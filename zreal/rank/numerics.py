@@ -26,7 +26,7 @@ from zsim.ir.program import RankProgram
 from zsim.ir.run import Numerics
 from zsim.models.training_options import Device
 from zsim.runs import saved
-from zsim.runs.numerics_mode import NumericsMode
+from zsim.runs.modes import NumericsMode
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 from zsim.strategies.replicated.construction import BUFFERS

@@ -40,7 +40,7 @@ from zsim.ir.run import RankRun
 from zsim.models.torch_versions import IDLE_UNTIL_ALL_RAN, NEWEST, version_of
 from zsim.models.training_options import Device
 from zsim.runs import saved
-from zsim.runs.numerics_mode import NumericsMode
+from zsim.runs.modes import NumericsMode
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario, parse
 from zsim.strategies import STRATEGIES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import tomllib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +140,7 @@ def axes(texts: Sequence[str]) -> dict[str, list[Any]]:
         key, equals, values = text.partition("=")
         try:
             made[key.strip()] = _toml_list(values)
-        except (tomllib.TOMLDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             equals = ""
         if not (equals and key.strip() and values.strip()):
             raise ArgumentError(
@@ -155,5 +154,7 @@ def _toml_list(values: str) -> list[Any]:
     if re.fullmatch(r"\s*[A-Za-z_][\w-]*\s*(,\s*[A-Za-z_][\w-]*\s*)*", values):
         texts = [each.strip() for each in values.split(",")]
         return [{"true": True, "false": False}.get(text, text) for text in texts]
+    import tomllib  # as above
+
     made: list[Any] = tomllib.loads(f"values = [{values}]")["values"]
     return made

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from signal import SIGINT, SIGTERM
 
 from zsim.cli import arguments
+from zsim.cli.commands import run_of
 from zsim.cli.parser import parser, read
 from zsim.cli.streams import guarded
 from zsim.errors import ScenarioError, ZsimError, visible
@@ -43,9 +44,10 @@ def _main(argv: Sequence[str]) -> int:
         try:
             with uncollected():
                 options = read(argv)
+                run = run_of(options.command)
         except SystemExit as error:  # --help
             return int(error.code or 0)
-        code: int = options.run(options)
+        code = run(options)
         sys.stdout.flush()
     except ZsimError as error:
         return _say(error, as_json=as_json)

@@ -1,6 +1,6 @@
 """The argument parser: commands by name, and the options of those that are asked for.
 
-Only a command's own file knows its options, and `zsim --help` waits for none of these files.
+`zsim --help` waits for no command's options, and a command's help for none of its work.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
-from zsim.cli.commands import COMMANDS, command_file
+from zsim.cli.options import COMMANDS
 from zsim.errors import ZsimError
 from zsim.version import __version__
 
@@ -93,15 +93,13 @@ def parser(names: Collection[str] = tuple(COMMANDS)) -> Parser:
     for name, command in COMMANDS.items():
         added = commands.add_parser(name, help=command.help, allow_abbrev=False)
         if name in names:
-            file = command_file(name)
-            file.add_options(added)
-            added.set_defaults(run=file.run)
-            added.epilog = f"example: {file.EXAMPLE}"
+            command.add_options(added)
+            added.epilog = f"example: {command.example}"
     return top
 
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
-    """The options in `argv`, and `run`, the function of their command.
+    """The options in `argv`, and their `command`.
 
     ArgumentsError, in the words of the command, for an option that it does not know.
     """

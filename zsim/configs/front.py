@@ -8,9 +8,10 @@ from typing import Any
 
 from zsim.configs.draft import Answers
 from zsim.configs.exported import Exported
+from zsim.configs.exporters import EXPORTERS
 from zsim.configs.imported import Imported
-from zsim.configs.reading import IMPORTERS, read_config
-from zsim.configs.writing import EXPORTERS
+from zsim.configs.importers import IMPORTERS
+from zsim.configs.reading import read_config
 from zsim.errors import ArgumentError
 from zsim.io.arguments import described, path_of
 from zsim.scenario.scenario import Scenario

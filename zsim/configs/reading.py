@@ -1,9 +1,8 @@
-"""The table of importers, and the way from a file to a scenario."""
+"""The way from another tool's file to a scenario."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,62 +11,13 @@ from zsim.configs.config_keys import ConfigKeys
 from zsim.configs.documents import Config
 from zsim.configs.draft import Answers, Draft
 from zsim.configs.imported import Imported
-from zsim.configs.importers import (
-    accelerate,
-    deepspeed,
-    megatron,
-    nanotron,
-    torchtitan,
-    training_arguments,
-)
-from zsim.configs.importers.argument_text import json_arguments, shell_config, yaml_arguments
+from zsim.configs.importer import JSON_OR_YAML
+from zsim.configs.importers import IMPORTERS
+from zsim.configs.importers.argument_text import shell_config
 from zsim.configs.importers.python_config import python_config
 from zsim.configs.notes import Notes
 from zsim.errors import ArgumentError, ScenarioError
 from zsim.io.files import not_a_file
-
-Parse = Callable[..., Config]
-JSON_OR_YAML: Mapping[str, Parse] = {
-    ".json": documents.json_config, ".yaml": documents.yaml_config, ".yml": documents.yaml_config
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Importer:
-    """An importer: the parsers of its files by suffix, its reader, and what its files look like."""
-
-    parsers: Mapping[str, Parse]
-    read: Callable[[ConfigKeys, Draft], None]
-    is_config: Callable[[Config], bool]
-
-
-IMPORTERS: Mapping[str, Importer] = {
-    "accelerate": Importer(
-        parsers=JSON_OR_YAML, read=accelerate.read, is_config=accelerate.is_config
-    ),
-    "deepspeed": Importer(
-        parsers=JSON_OR_YAML, read=deepspeed.read, is_config=deepspeed.is_config
-    ),
-    "megatron": Importer(
-        parsers={
-            ".sh": shell_config, ".slurm": shell_config, ".sbatch": shell_config,
-            ".txt": shell_config, ".yaml": yaml_arguments, ".yml": yaml_arguments,
-            ".json": json_arguments,
-        },
-        read=megatron.read, is_config=megatron.is_config,
-    ),
-    "nanotron": Importer(
-        parsers=JSON_OR_YAML, read=nanotron.read, is_config=nanotron.is_config
-    ),
-    "torchtitan": Importer(
-        parsers={".toml": documents.toml_config, ".py": python_config}, read=torchtitan.read,
-        is_config=torchtitan.is_config,
-    ),
-    "transformers": Importer(
-        parsers=JSON_OR_YAML, read=training_arguments.read, is_config=training_arguments.is_config
-    ),
-}
-"""Importers by the names that `zsim import` takes."""
 
 
 def kind_of(path: Path) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from zsim.engine.detail import Detail
 from zsim.models.forms import Form, in_form
 from zsim.models.spec import ModelSpec
 
@@ -20,7 +21,6 @@ Accumulation = Literal["eager", "fp32", "fused"]
 Softmax = Literal["eager", "fused"]
 Products = Literal["training", "alone"]
 Float32Products = Literal["ieee", "tf32"]
-Detail = Literal["flows", "steps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from zsim.io.arguments import described
 from zsim.ir.ops import Kernel
 from zsim.ir.run import RunRecord
 from zsim.models.training_options import Device, Dtype
-from zsim.runs.numerics_mode import NUMERICS_MODES, NumericsMode
+from zsim.runs.modes import NUMERICS_MODES, NumericsMode
 
 if TYPE_CHECKING:
     from zsim.autograd.traced.model import TracedModel

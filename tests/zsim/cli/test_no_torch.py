@@ -44,18 +44,27 @@ def test_the_probe_sees_what_is_loaded():
     assert loaded(f"import sys, types; {fakes}") == ["torch", "numpy"]
 
 
-def test_help_loads_neither_pydantic_nor_rich_nor_simpy():
-    probe = (
-        "print(*[name for name in ('pydantic', 'rich', 'simpy', 'networkx') if name in "
-        "sys.modules])"
-    )
-    code = f"from zsim.cli.main import main; main(['--help']); import sys; {probe}"
+def test_help_of_any_command_and_completion_load_no_package_but_zsim_and_nothing_of_its_work():
+    code = """
+import sys
+before = set(sys.modules)
+from zsim.cli.main import main
+from zsim.cli.options import COMMANDS
+for arguments in [["--help"], *([name, "--help"] for name in COMMANDS)]:
+    assert main(arguments) == 0
+from zsim.cli.parser import parser
+assert set(parser().commands()) == set(COMMANDS)
+print(*sorted(
+    name for name in set(sys.modules) - before
+    if name.partition(".")[0] not in ("zsim", *sys.stdlib_module_names)
+    or name.startswith(("zsim.cli.commands.", "zsim.scenario", "zsim.cluster", "zsim.models"))
+))"""
     assert ended(code) == ""
 
 
 def test_a_command_is_the_only_one_that_is_imported():
     probe = "print(*[name for name in sys.modules if name.startswith('zsim.cli.commands.')])"
-    code = f"from zsim.cli.main import main; main(['fit', '--help']); import sys; {probe}"
+    code = f"from zsim.cli.main import main; main(['fit', 'none.toml']); import sys; {probe}"
     assert ended(code) == "zsim.cli.commands.analysis zsim.cli.commands.analysis.fit"
 
 

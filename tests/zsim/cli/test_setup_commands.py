@@ -10,8 +10,8 @@ from xml.etree import ElementTree as Xml
 import pytest
 
 from zsim import load
-from zsim.cli.commands import COMMANDS, command_file
 from zsim.cli.main import main
+from zsim.cli.options import COMMANDS
 from zsim.cli.parser import parser, read
 
 NEW = ["new", "--model", "gpt-tiny", "--cluster", "cpu-gloo", "--ranks", "2",
@@ -258,7 +258,7 @@ def test_lines_fit_80_columns_where_columns_says_so(tmp_path, monkeypatch, capsy
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_example_below_each_help_is_a_command_line(name, capsys):
-    parts = command_file(name).EXAMPLE.split()
+    parts = COMMANDS[name].example.split()
     options = read(parts[1:])
     assert (parts[0], options.command) == ("zsim", name)
     assert main([name, "--help"]) == 0

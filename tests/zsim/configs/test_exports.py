@@ -13,8 +13,8 @@ from tests.support.configs import imported
 from zsim import ArgumentError, Scenario, ScenarioError, load, simulate
 from zsim.cli.main import main
 from zsim.configs.exported import Exported
+from zsim.configs.exporters import EXPORTERS
 from zsim.configs.front import export_config
-from zsim.configs.writing import EXPORTERS
 from zsim.scenario.plan import planned
 
 NAMES = {"deepspeed": "ds.json", "accelerate": "config.yaml", "torchtitan": "train.toml"}

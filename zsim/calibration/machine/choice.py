@@ -15,13 +15,12 @@ from zsim.io.arguments import described, path_of
 from zsim.io.files import obstacle
 from zsim.runs import fault_support, simulator
 from zsim.runs.backend import Backend, Capabilities, Gpus, MeasuringBackend, RunOptions
+from zsim.runs.modes import COMPUTE_MODES, ComputeMode
 from zsim.scenario.parts import cluster_file
 from zsim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
     from zsim.cluster.testbed import Layout
-
-COMPUTES = ("real", "emulated")
 
 
 def find_machine(
@@ -80,16 +79,16 @@ def preset_of_gpus(scenario: Scenario, capabilities: Capabilities) -> ClusterSpe
 
 def shape_links(
     backend: Backend, scenario: Scenario, base: ClusterSpec | None, options: RunOptions, *,
-    testbed: Layout | None, compute: str,
+    testbed: Layout | None, compute: ComputeMode,
 ) -> tuple[ClusterSpec | None, RunOptions]:
     """The cluster that predicts ranks on `testbed` with such `compute`, and options to run them.
 
     `base` is this machine's; it is returned where there are neither. The scenario's slow links are
     slow on the testbed too.
     """
-    if compute not in COMPUTES:
+    if compute not in COMPUTE_MODES:
         raise ArgumentError(
-            where="compute", expected=" or ".join(COMPUTES), found=described(compute)
+            where="compute", expected=" or ".join(COMPUTE_MODES), found=described(compute)
         )
     if compute == "emulated":  # which options may refuse, before links are measured
         known = base or load_cluster("cpu-gloo", ranks=scenario.world_size)

@@ -12,6 +12,7 @@ from typing import Any
 from zsim.configs.config_keys import AUTO, MODEL_PARALLEL, ConfigKeys
 from zsim.configs.documents import json_config, text_of
 from zsim.configs.draft import Draft
+from zsim.configs.importer import JSON_OR_YAML, Importer
 from zsim.configs.importers import deepspeed, fsdp_plugin
 
 TYPES = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA", "TPU",
@@ -171,3 +172,6 @@ def named(file: str, draft: Draft) -> dict[str, Any]:
 def is_config(config: dict[str, Any]) -> bool:
     """True for a table that looks like accelerate's."""
     return "distributed_type" in config or "compute_environment" in config
+
+
+IMPORTER = Importer(parsers=JSON_OR_YAML, read=read, is_config=is_config)

@@ -12,6 +12,7 @@ from typing import Any
 
 from zsim.configs.config_keys import AUTO, ConfigKeys
 from zsim.configs.draft import Draft
+from zsim.configs.importer import JSON_OR_YAML, Importer
 from zsim.strategies.deepspeed_engine.options import MOST_ELEMENTS
 
 CLIP_NORM = 1.0
@@ -324,3 +325,6 @@ def is_config(config: dict[str, Any]) -> bool:
             "gradient_clipping", "zero_allow_untested_optimizer"}
     batches = [value for key, value in config.items() if key in sure]
     return bool(batches) or AUTO in (config.get("gradient_accumulation_steps"),)
+
+
+IMPORTER = Importer(parsers=JSON_OR_YAML, read=read, is_config=is_config)

@@ -11,7 +11,14 @@ from typing import Any
 
 from zsim.configs.config_keys import MODEL_PARALLEL, ConfigKeys
 from zsim.configs.draft import Draft
-from zsim.configs.importers.argument_text import SCRIPT, UNDECIDED
+from zsim.configs.importer import Importer
+from zsim.configs.importers.argument_text import (
+    SCRIPT,
+    UNDECIDED,
+    json_arguments,
+    shell_config,
+    yaml_arguments,
+)
 
 MIB = 1 << 20
 BUCKET = 40_000_000
@@ -274,3 +281,13 @@ def _vocabulary(config: ConfigKeys, draft: Draft) -> int | None:
 def is_config(config: dict[str, Any]) -> bool:
     """True for a table that looks like Megatron's arguments."""
     return "micro_batch_size" in config and ("num_layers" in config or "seq_length" in config)
+
+
+IMPORTER = Importer(
+    parsers={
+        ".sh": shell_config, ".slurm": shell_config, ".sbatch": shell_config,
+        ".txt": shell_config, ".yaml": yaml_arguments, ".yml": yaml_arguments,
+        ".json": json_arguments,
+    },
+    read=read, is_config=is_config,
+)

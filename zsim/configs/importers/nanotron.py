@@ -10,6 +10,7 @@ from typing import Any
 
 from zsim.configs.config_keys import MODEL_PARALLEL, ConfigKeys
 from zsim.configs.draft import Draft
+from zsim.configs.importer import JSON_OR_YAML, Importer
 
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16",
           "float32": "fp32", "fp32": "fp32", "float": "fp32"}
@@ -161,3 +162,6 @@ def _sizes(table: ConfigKeys, draft: Draft, *, multiple: int) -> None:
 def is_config(config: dict[str, Any]) -> bool:
     """True for a table that looks like nanotron's."""
     return "parallelism" in config and "tokens" in config
+
+
+IMPORTER = Importer(parsers=JSON_OR_YAML, read=read, is_config=is_config)

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.configs.config_keys import ARGUMENTS, CALLED, MODEL_PARALLEL, ConfigKeys
+from zsim.configs.documents import toml_config
 from zsim.configs.draft import Draft
-from zsim.configs.importers.python_config import STATEMENTS
+from zsim.configs.importer import Importer
+from zsim.configs.importers.python_config import STATEMENTS, python_config
 from zsim.models.families import presets
 from zsim.models.families.aliases import llama
 
@@ -235,3 +237,8 @@ def is_config(config: dict[str, Any]) -> bool:
     own = sum(key in config for key in ("training", "parallelism", "activation_checkpoint", "job",
                                         "lr_scheduler", "model_spec"))
     return own >= 3
+
+
+IMPORTER = Importer(
+    parsers={".toml": toml_config, ".py": python_config}, read=read, is_config=is_config
+)

@@ -11,6 +11,7 @@ from typing import Any
 
 from zsim.configs.config_keys import AUTO, TRUE, ConfigKeys
 from zsim.configs.draft import Draft
+from zsim.configs.importer import JSON_OR_YAML, Importer
 from zsim.configs.importers import accelerate, deepspeed, fsdp_plugin, training_scripts
 
 MAX_NORM = 1.0
@@ -210,3 +211,6 @@ def is_config(config: dict[str, Any]) -> bool:
     """True for a table that looks like TrainingArguments."""
     own = any(key in config for key in ("per_device_train_batch_size", "fsdp_config", AXOLOTL))
     return own and "distributed_type" not in config
+
+
+IMPORTER = Importer(parsers=JSON_OR_YAML, read=read, is_config=is_config)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 import zsim
 from tests.support.cases.situations import cases
 from tests.support.folders import ROOT
-from zsim.analysis import planner
 from zsim.analysis.assessed import drafted, of_planned
 from zsim.analysis.fit import fit
 from zsim.analysis.planner import search
 from zsim.analysis.planner.bounds import bounds_of
+from zsim.analysis.planner.goal import GOALS
 from zsim.analysis.planner.option import dominates
 from zsim.cli.main import main
 from zsim.scenario.checks import refusals
@@ -120,7 +120,7 @@ def test_goals_choose_what_they_say() -> None:
     told = {
         goal: zsim.plan_for(
             SMALL, nodes=[1, 2], micro_batches=[1], global_batch=32, goal=goal
-        ) for goal in planner.GOALS
+        ) for goal in GOALS
     }
     chosen = {goal: plan.recommended for goal, plan in told.items()}
     able = [each for each in told["fastest"].options if each.memory.verdict == "FITS"]

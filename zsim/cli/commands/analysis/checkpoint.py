@@ -13,28 +13,17 @@ from zsim.analysis.checkpoints.checkpoint import CheckpointReport, checkpoint
 from zsim.analysis.checkpoints.files.file_reads import FileRead
 from zsim.analysis.checkpoints.phase import CheckpointPhase
 from zsim.analysis.checkpoints.schedule import CheckpointSchedule, schedule_of
-from zsim.cli import arguments, shared_options, terminal
+from zsim.cli import terminal
 from zsim.cli.inputs import load_one, warned
 from zsim.io.units import counted, format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
 
-EXAMPLE = "zsim checkpoint mine.toml --to-ranks 16"
 MOST_SHARE = 0.9999
 """Share of lost time up to which it is told."""
 MOST_ROWS = 8
 """Most files, and most ranks that read, that a table has."""
 LEAST_PART = 1000
 """Part of a rank's reads that a file must have more than one of, to be told in a table."""
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim checkpoint`."""
-    command.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
-    command.add_argument(
-        "--to-ranks", type=arguments.some_ranks, default=None, metavar="M",
-        help="load it on so many ranks (default: those that save it)",
-    )
-    shared_options.json_option(command)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,32 +9,11 @@ from pathlib import Path
 from zsim import api
 from zsim.analysis.difference import FigureChange, ScenarioDiff, diff, titled
 from zsim.analysis.growth import parse_limits
-from zsim.cli import arguments, outputs, shared_options, terminal
+from zsim.cli import outputs, terminal
 from zsim.cli.inputs import load_one
 from zsim.cli.reports import junit
 from zsim.io import files
 from zsim.ir.run import SCHEMA_VERSION
-
-EXAMPLE = "zsim diff base.toml head.toml --markdown comment.md --junit diff.xml"
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim diff`."""
-    command.add_argument("base", type=arguments.path, metavar="BASE.toml")
-    command.add_argument("head", type=arguments.path, metavar="HEAD.toml")
-    command.add_argument(
-        "--markdown", metavar="FILE.md", type=arguments.path, default=None,
-        help="write the table for a comment",
-    )
-    command.add_argument(
-        "--junit", metavar="FILE.xml", type=arguments.path, default=None,
-        help="write each figure as a test case in JUnit's XML, for CI",
-    )
-    command.add_argument(
-        "--fail-if", metavar="peak:+2%,step:+5%", default="",
-        help="growths that fail; of peak, first_peak, step, exposed, sent, collectives",
-    )
-    shared_options.json_option(command)
 
 
 def run(options: argparse.Namespace) -> int:

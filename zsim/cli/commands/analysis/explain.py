@@ -9,21 +9,10 @@ from pathlib import Path
 from zsim.analysis.flight_recorder.dump_file import PICKLE, Dump, DumpError, is_pickle, read
 from zsim.analysis.flight_recorder.explain import Explanation, explain
 from zsim.analysis.flight_recorder.one_job import require_one_job
-from zsim.cli import arguments, shared_options, terminal
+from zsim.cli import terminal
 from zsim.errors import ZsimError
 from zsim.io.units import counted
 from zsim.ir.run import SCHEMA_VERSION
-
-EXAMPLE = "zsim explain dumps/"
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim explain`."""
-    command.add_argument(
-        "dumps", nargs="+", type=arguments.path, metavar="DUMP",
-        help="JSON of the flight recorder, one file of each rank, as rank_3.json; or folders",
-    )
-    shared_options.json_option(command)
 
 
 def run(options: argparse.Namespace) -> int:

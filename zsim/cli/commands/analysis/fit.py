@@ -5,18 +5,9 @@ from __future__ import annotations
 import argparse
 
 from zsim.analysis.fit.fit import fit
-from zsim.cli import arguments, shared_options, terminal
+from zsim.cli import terminal
 from zsim.cli.inputs import load_with_options
 from zsim.cli.reports import memory_report
-
-EXAMPLE = "zsim fit mine.toml"
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim fit`."""
-    command.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
-    shared_options.module_option(command)
-    shared_options.json_option(command)
 
 
 def run(options: argparse.Namespace) -> int:

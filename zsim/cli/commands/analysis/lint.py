@@ -6,7 +6,7 @@ import argparse
 
 from zsim.analysis.lint.finding import LintFinding
 from zsim.analysis.lint.rules import RULES, lint
-from zsim.cli import arguments, shared_options, terminal
+from zsim.cli import terminal
 from zsim.cli.inputs import load_one, scenario_files
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.units import counted, rounded_sizes
@@ -14,18 +14,6 @@ from zsim.ir.run import SCHEMA_VERSION
 from zsim.runs import real_run, registry
 from zsim.runs.backend import RunOptions
 from zsim.scenario.scenario import Scenario
-
-EXAMPLE = "zsim lint mine.toml"
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim lint`."""
-    shared_options.scenarios_option(command)
-    command.add_argument(
-        "--ignore", type=arguments.names, default=(), metavar="RULE,…",
-        help="rules to skip; in a scenario lint = { ignore = [\"RULE\"] }",
-    )
-    shared_options.module_option(command)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,26 +7,12 @@ from pathlib import Path
 
 from zsim import api
 from zsim import report as reporting
-from zsim.cli import arguments, outputs, shared_options, terminal
+from zsim.cli import outputs, terminal
 from zsim.cli.inputs import UsageError, load_all
 from zsim.io import files
 from zsim.report import ReportSide
 
-EXAMPLE = "zsim report mine.toml -o page.html"
 MOST_SIDES = 8
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim report`."""
-    command.add_argument(
-        "inputs", nargs="+", type=arguments.path, metavar="SCENARIO|RUN.json",
-        help="scenario files or folders, simulated; saved Runs; side by side",
-    )
-    command.add_argument(
-        "-o", "--out", metavar="FILE.html", type=arguments.path, required=True,
-        help="the page to write; it needs no network and no other file",
-    )
-    shared_options.json_option(command)
 
 
 def run(options: argparse.Namespace) -> int:

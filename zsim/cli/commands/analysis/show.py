@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zsim.analysis import advice, assessed
-from zsim.cli import arguments, outputs, shared_options, terminal
+from zsim.cli import outputs, terminal
 from zsim.cli.inputs import load_with_options, read, warned
 from zsim.cli.reports import memory_report, program_report
 from zsim.engine.events.deadlock_report import LostLinkError
@@ -22,24 +22,6 @@ from zsim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
     from zsim.cluster.routes import GroupRoutes
-
-EXAMPLE = "zsim show mine.toml --memory --time"
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim show`."""
-    command.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
-    command.add_argument("--program", action="store_true", help="the Program, one line per op")
-    command.add_argument("--memory", action="store_true", help="memory verdict, live buffers at "
-                                                               "the peak, changes that save memory")
-    command.add_argument("--time", action="store_true", help="time by cause, exposed "
-                                                             "communication, changes that hide it")
-    command.add_argument(
-        "--snapshot", metavar="FILE", type=arguments.path,
-        help="write the allocator's history for PyTorch's memory visualiser",
-    )
-    shared_options.module_option(command)
-    shared_options.json_option(command)
 
 
 def run(options: argparse.Namespace) -> int:

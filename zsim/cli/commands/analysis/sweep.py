@@ -8,38 +8,9 @@ from pathlib import Path
 
 from zsim.analysis import sweep
 from zsim.analysis.sweep import plot
-from zsim.cli import arguments, outputs, shared_options, terminal
+from zsim.cli import outputs, terminal
 from zsim.io.units import counted
 from zsim.ir.run import SCHEMA_VERSION
-
-EXAMPLE = "zsim sweep axes.toml -o table.csv"
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim sweep`."""
-    command.add_argument(
-        "file", type=arguments.path, metavar="SWEEP.toml",
-        help='scenario = "FILE.toml", and [axes] with lists: batch.micro_batch = [1, 2, 4]',
-    )
-    command.add_argument(
-        "-o", "--out", metavar="FILE", type=arguments.path, default=None,
-        help="write the table (.csv, .jsonl, .parquet); an interrupted sweep into the same file "
-             "goes on where it stopped",
-    )
-    command.add_argument(
-        "--on", default="loky", metavar="loky",
-        help="executor of the points: loky (processes here, default), here (this process), "
-             "dask[:ADDRESS], ray[:ADDRESS]",
-    )
-    command.add_argument(
-        "--workers", type=arguments.count, default=None, metavar="N",
-        help="workers here (default: one for each core)",
-    )
-    command.add_argument(
-        "--plot", metavar="FILE.svg", type=arguments.path, default=None,
-        help="draw tokens/s against needed memory (.svg, .png, .pdf)",
-    )
-    shared_options.json_option(command)
 
 
 def run(options: argparse.Namespace) -> int:

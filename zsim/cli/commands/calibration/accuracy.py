@@ -14,14 +14,12 @@ from zsim.calibration.accuracy import Accuracy
 from zsim.calibration.data import measurements
 from zsim.calibration.records import MeasurementError, Skipped
 from zsim.calibration.row_predictions import Predicted
-from zsim.cli import arguments, outputs, shared_options
+from zsim.cli import outputs
 from zsim.cli.terminal import progress, say, tell, write_json
 from zsim.cluster.cluster import load_cluster
 from zsim.errors import ZsimError
 from zsim.io.units import format_bytes
 
-EXAMPLE = "zsim accuracy tests/published"
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 MOST_REASONS = 8
 """Reasons that an error names of those for which nothing is predicted."""
 GROUP = ("source", "kind", "gpu", "nodes", "n", "median", "mean", "p95", "max", "spearman", "bias")
@@ -31,29 +29,6 @@ IMPOSSIBLE = ("source", "line", "label", "measured", "least", "link")
 
 class NoSuchRowError(ZsimError):
     """A row that is not in the file, or a text that names no row."""
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim accuracy`."""
-    command.add_argument(
-        "folder", type=arguments.path, metavar="FOLDER",
-        help="a folder of measurements: tables (zsim/calibration/README.md), nccl-tests' logs, "
-             "saved Runs; or one file",
-    )
-    command.add_argument(
-        "--plot", metavar="FILE.svg", type=arguments.path, help="draw predicted against measured"
-    )
-    command.add_argument("--explain", metavar="FILE:LINE", help="the scenario that a row is, "
-                                                                 "and what it assumes")
-    command.add_argument(
-        "--collective", choices=COLLECTIVES,
-        help="the collective of nccl-tests' logs that do not say it",
-    )
-    command.add_argument(
-        "--cluster", metavar="PRESET", help="cluster preset of nccl-tests' logs"
-    )
-    shared_options.folder_option(command)
-    shared_options.json_option(command)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from zsim.calibration.fitting.fit_collectives import FittedCurves
 from zsim.calibration.fitting.fit_steps import Fitted
 from zsim.calibration.fitting.write_cluster import GroupErrors
 from zsim.calibration.records import CalibrationError, Skipped
-from zsim.cli import arguments, outputs, shared_options
+from zsim.cli import outputs
 from zsim.cli.commands.calibration import calibrate_here
 from zsim.cli.commands.calibration.accuracy import by_reason
 from zsim.cli.inputs import UsageError
@@ -25,50 +25,8 @@ from zsim.cli.terminal import progress, say, tell, warn, write_json, wrote
 from zsim.cluster.cluster import load_cluster
 from zsim.io import files
 
-EXAMPLE = "zsim calibrate --here --quick --out here.toml"
 USUAL = "dgx-h100"
 """The cluster of files that do not say on which one they were measured."""
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim calibrate`."""
-    command.add_argument(
-        "--from",
-        dest="files",
-        nargs="+",
-        action="extend",
-        default=[],
-        type=arguments.path,
-        metavar="FILE",
-        help="tables, nccl-tests' text or JSON, saved Runs",
-    )
-    shared_options.folder_option(command)
-    command.add_argument(
-        "--here", action="store_true",
-        help="measure this machine: steps and collectives with ranks at work, or its GPUs' kernels "
-             "and collectives (about 2 minutes)",
-    )
-    command.add_argument(
-        "--world-size", type=arguments.world_size, default=None, metavar="N",
-        help="ranks at work while --here measures (default 2, of nccl all GPUs)",
-    )
-    command.add_argument(
-        "--quick", action="store_true", help="measure less: --here in about 20 s"
-    )
-    command.add_argument(
-        "--backend", default=None, metavar="BACKEND",
-        help="device that --here measures: gloo, this machine's CPU (default), or nccl, its GPUs"
-    )
-    command.add_argument(
-        "--cluster", default="", metavar="PRESET",
-        help="the preset that --out begins with (default: that of all steps, else dgx-h100; of "
-             "GPUs, their vendor's node)",
-    )
-    command.add_argument(
-        "-o", "--out", metavar="FILE.toml", type=arguments.path,
-        help="write the cluster with the fitted constants",
-    )
-    shared_options.json_option(command)
 
 
 def run(options: argparse.Namespace) -> int:

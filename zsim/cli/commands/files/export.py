@@ -5,25 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from zsim.cli import arguments, outputs, shared_options, terminal
+from zsim.cli import outputs, terminal
 from zsim.cli.inputs import UsageError, load_one
 from zsim.configs.front import export_config
-from zsim.configs.writing import EXPORTERS
 from zsim.io import files
-
-EXAMPLE = "zsim export fully_shard mine.toml -o parallelize.py"
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim export`."""
-    command.add_argument("kind", choices=tuple(EXPORTERS), help="the tool; fully_shard is Python")
-    command.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
-    command.add_argument(
-        "-o", "--out", metavar="FILE", type=arguments.path, default=None,
-        help="the file to write (default: print it); chakra writes one file per rank: this is "
-             "their prefix",
-    )
-    shared_options.json_option(command)
 
 
 def run(options: argparse.Namespace) -> int:

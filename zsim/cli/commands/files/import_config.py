@@ -6,47 +6,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from zsim.cli import arguments, outputs, shared_options, terminal
-from zsim.cli.commands.files.answers import KEYS, add_answers, settings
+from zsim.cli import outputs, terminal
 from zsim.cli.inputs import UsageError
+from zsim.cli.options.answers import KEYS, settings
 from zsim.configs.draft import Answers
-from zsim.configs.reading import IMPORTERS, read_config
+from zsim.configs.importers import IMPORTERS
+from zsim.configs.reading import read_config
 from zsim.errors import visible
 from zsim.io import files
 
-EXAMPLE = "zsim import ds_config.json --model llama-3-8b --cluster dgx-h100 -o mine.toml"
 TRACES = "kineto"
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim import`."""
-    command.add_argument(
-        "files", nargs="+", type=arguments.path, metavar="[KIND] FILE",
-        help=f"a config ({' or '.join(IMPORTERS)}; without KIND, its content tells); or kineto and "
-             "one trace of torch's profiler for each rank",
-    )
-    command.add_argument(
-        "-o", "--out", metavar="FILE.toml", type=arguments.path, default=None,
-        help="write the scenario (default: print it)",
-    )
-    add_answers(command)
-    command.add_argument(
-        "--drop", type=arguments.names, default=(), metavar="KEY,…",
-        help="keys of the config to leave out",
-    )
-    command.add_argument(
-        "--recipe", metavar="NAME", default="",
-        help="function that makes a torchtitan Python config",
-    )
-    command.add_argument(
-        "--scenario", metavar="SCENARIO", type=arguments.path, default=None,
-        help="scenario of a kineto trace, for mesh and units",
-    )
-    command.add_argument(
-        "--save", metavar="RUN.json", type=arguments.path, default=None,
-        help="write the Run of a kineto trace, for `zsim compare`",
-    )
-    shared_options.json_option(command)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,53 +7,12 @@ from pathlib import Path
 from typing import cast
 
 from zsim.autograd.traced import traced_file
-from zsim.cli import arguments, outputs, shared_options, terminal
+from zsim.cli import outputs, terminal
 from zsim.cli.inputs import UsageError
 from zsim.io.units import counted
 from zsim.models.training_options import DTYPE_NAMES
 from zsim.runs import registry
 from zsim.runs.backend import TracingBackend
-
-EXAMPLE = "zsim trace hf:config.json --input 2x2048 --dtype bf16 -o model.json"
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim trace`."""
-    command.add_argument(
-        "module", metavar="mymodel:MyModel|hf:config.json",
-        help="a class or function without arguments, which is imported and called; or a config "
-             "whose module transformers makes",
-    )
-    command.add_argument(
-        "--input", metavar="[NAME=]2x2048:int64", action="append", default=[], dest="inputs",
-        help="shape and dtype of an input of forward, one for each; for a config.json, the token "
-             "ids. B and S as sizes stand for --micro-batch and --sequence-length: BxS:int64",
-    )
-    command.add_argument(
-        "--micro-batch", metavar="1,2,4", type=arguments.counts, default=(),
-        help="sizes of B in the inputs: one file for all of them, which sweep and plan may vary",
-    )
-    command.add_argument(
-        "--sequence-length", metavar="2048,4096", type=arguments.counts, default=(),
-        help="sizes of S in the inputs",
-    )
-    command.add_argument(
-        "--dtype", choices=("fp32", "bf16", "fp16"), default=None,
-        help="dtype of the parameters (default: their own)",
-    )
-    command.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cuda",
-        help="the devices whose kernels it has (default cuda); none is needed here",
-    )
-    command.add_argument(
-        "--checkpointing", action="store_true",
-        help="trace the blocks recomputed as well, so that a scenario may ask for it",
-    )
-    command.add_argument(
-        "-o", "--out", metavar="MODEL.json", type=arguments.path, required=True,
-        help="the file to write, which scenarios name: model = { traced = \"MODEL.json\" }",
-    )
-    shared_options.json_option(command)
 
 
 def run(options: argparse.Namespace) -> int:

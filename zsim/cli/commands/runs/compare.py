@@ -5,22 +5,11 @@ from __future__ import annotations
 import argparse
 
 from zsim import api
-from zsim.cli import arguments, shared_options, terminal
+from zsim.cli import terminal
 from zsim.cli.inputs import UsageError
 from zsim.cli.reports import run_report
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.runs.comparison import Comparison
-
-EXAMPLE = "zsim compare predicted.json measured.json"
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim compare`."""
-    command.add_argument("predicted", type=arguments.path, metavar="RUN_A.json")
-    command.add_argument("measured", type=arguments.path, metavar="RUN_B.json")
-    shared_options.require_option(command)
-    shared_options.verbose_option(command)
-    shared_options.json_option(command)
 
 
 def run(options: argparse.Namespace) -> int:

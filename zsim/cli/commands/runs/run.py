@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 from zsim import api
 from zsim.analysis.simulated_step import add_caches, device_memory
-from zsim.cli import arguments, outputs, shared_options, terminal
+from zsim.cli import outputs, terminal
 from zsim.cli.commands.runs.kept_runs import (
     keeping_unended,
     note_no_trace,
@@ -26,7 +25,6 @@ from zsim.cli.commands.runs.several import (
 )
 from zsim.cli.inputs import UsageError, load_all, read, warned
 from zsim.cli.reports import run_report
-from zsim.engine.execution import Detail
 from zsim.errors import ZsimError
 from zsim.ir.run import RunRecord
 from zsim.runs import real_run, registry, saved, unended
@@ -36,33 +34,6 @@ from zsim.runs.pictures.trace_notes import TraceNotes
 from zsim.runs.run import Run
 from zsim.runs.unended import UnendedRun
 from zsim.scenario.scenario import Scenario
-
-EXAMPLE = "zsim run mine.toml --trace step.json.gz"
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim run`."""
-    shared_options.scenarios_option(command)
-    command.add_argument("--backend", default="sim", help="sim (default), fake, gloo, nccl, or "
-                                                      "another that is installed")
-    command.add_argument(
-        "--save", metavar="FILE", type=arguments.path,
-        help="write the Run as JSON; with several scenarios a folder",
-    )
-    command.add_argument(
-        "--trace", metavar="FILE", type=arguments.path,
-        help="write a trace for Perfetto or Chrome (.json or .json.gz)",
-    )
-    command.add_argument(
-        "--detail", choices=get_args(Detail), default=None,
-        help="simulate collectives as flows (default), or rings as steps, hop by hop; in a "
-             "scenario execution = { detail = \"steps\" }",
-    )
-    command.add_argument(
-        "--seeds", metavar="N", type=arguments.count, default=None,
-        help="simulate the step with so many seeds of its jitter: mean and quantiles",
-    )
-    shared_options.run_options(command)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from zsim import api
 from zsim.calibration.machine import choice
-from zsim.cli import arguments, outputs, shared_options, terminal
+from zsim.cli import outputs, terminal
 from zsim.cli.commands.runs.kept_runs import (
     keeping_unended,
     note_no_trace,
@@ -33,62 +33,6 @@ from zsim.runs.backend import Backend, Capabilities, RunOptions
 from zsim.runs.comparison import Comparison
 from zsim.runs.pictures import chrome_trace
 from zsim.scenario.scenario import Scenario
-
-EXAMPLE = "zsim validate scenarios/parity/zero3-mlp-4.toml --require memory"
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim validate`."""
-    shared_options.scenarios_option(command)
-    command.add_argument(
-        "--against", default=None, metavar="BACKEND",
-        help="the real backend (default gloo, with --device cuda nccl)",
-    )
-    command.add_argument(
-        "--save", metavar="FOLDER", type=arguments.path,
-        help="write both Runs of each scenario into a folder",
-    )
-    shared_options.require_option(command)
-    command.add_argument(
-        "--cluster", metavar="FILE.toml", type=arguments.path, default=None,
-        help="this machine's constants (default: what `zsim calibrate --here` has left in the "
-             "user's cache, else measured now, in 20 s)",
-    )
-    command.add_argument(
-        "--no-calibrate", action="store_true",
-        help="do not measure this machine at its first use; then times of CPU ranks are not "
-             "judged",
-    )
-    command.add_argument(
-        "--launch", metavar="'srun … {worker}'", default=None,
-        help="start ranks by a cluster's launcher: a command with {worker}, and perhaps {nodes}, "
-             "{ranks_per_node}, {ranks}. Results go to --save, a folder that all nodes see; what "
-             "is there already is not run again",
-    )
-    command.add_argument(
-        "--queue-timeout", type=arguments.seconds, default=86_400.0, metavar="S",
-        help="seconds that --launch waits in the cluster's queue for the first rank to start "
-             "(default a day); --timeout begins after that",
-    )
-    command.add_argument(
-        "--trace", metavar="FILE", type=arguments.path, default=None,
-        help="write predicted and measured step into one trace for Perfetto or Chrome (.json or "
-             ".json.gz); with several scenarios a folder",
-    )
-    command.add_argument(
-        "--junit", metavar="FILE.xml", type=arguments.path, default=None,
-        help="write the verdicts as JUnit's XML, for CI",
-    )
-    command.add_argument(
-        "--testbed", metavar="4x1gbit", type=arguments.layout, default=None,
-        help="run gloo's ranks in hosts on a shaped network: HOSTSxRATE, "
-             "NODESxHOSTSxRATE/UPLINK, then ,HOST=RATE for a slow link",
-    )
-    command.add_argument(
-        "--compute", choices=choice.COMPUTES, default="real",
-        help="emulated: in timed steps forward and backward are timers of the predicted length",
-    )
-    shared_options.run_options(command)
 
 
 def run(options: argparse.Namespace) -> int:

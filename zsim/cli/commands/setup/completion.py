@@ -10,14 +10,6 @@ import argparse
 from zsim.cli import terminal
 from zsim.cli.parser import Parser, parser
 
-EXAMPLE = "zsim completion zsh"
-SHELLS = ("bash", "zsh", "fish")
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim completion`."""
-    command.add_argument("shell", choices=SHELLS, help='eval "$(zsim completion bash)"')
-
 
 def run(options: argparse.Namespace) -> int:
     """`zsim completion bash`: the script, for `eval "$(zsim completion bash)"`."""

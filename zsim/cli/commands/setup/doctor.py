@@ -12,14 +12,13 @@ from importlib import metadata
 from typing import Any
 
 from zsim import api
-from zsim.cli import shared_options, terminal
+from zsim.cli import terminal
 from zsim.errors import ZsimError
 from zsim.io.units import counted, format_bytes
 from zsim.runs import registry
 from zsim.runs.backend import RunOptions
 from zsim.version import __version__
 
-EXAMPLE = "zsim doctor"
 USES = {
     "calibrate": "zsim calibrate fits constants", "plot": "plots of accuracy and of Runs",
     "real": "real ranks: validate, run --backend gloo, nccl, fake", "sweep": "zsim sweep on "
@@ -32,11 +31,6 @@ USES = {
 _REQUIREMENT = re.compile(
     r"(?P<name>[\w.-]+)(?P<versions>[^;]*)(?:;.*extra == [\"'](?P<extra>\w+))?"
 )
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim doctor`."""
-    shared_options.json_option(command)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -8,23 +8,12 @@ from collections.abc import Callable, Iterator
 from importlib.resources import files as files_of
 from pathlib import Path
 
-from zsim.cli import shared_options, terminal
+from zsim.cli import terminal
+from zsim.cli.options.setup import LISTS
 from zsim.errors import ScenarioError, shown
 from zsim.scenario.keys.json_schema import json_schema
 from zsim.scenario.keys.options import strategy_table
 from zsim.scenario.scenario import load
-
-EXAMPLE = "zsim list clusters"
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim list`."""
-    lists = (*LISTINGS, "schema")
-    command.add_argument(
-        "what", nargs="?", choices=lists, metavar="|".join(lists),
-        help="a single list, or the JSON Schema of scenario files (default: all lists)",
-    )
-    shared_options.json_option(command)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -107,11 +96,6 @@ def _backends() -> Iterator[Row]:
     yield from registry.names().items()
 
 
-LISTINGS: dict[str, Callable[[], Iterator[Row]]] = {
-    "scenarios": _scenarios,
-    "models": _models,
-    "clusters": _clusters,
-    "devices": _devices,
-    "strategies": _strategies,
-    "backends": _backends,
-}
+LISTINGS: dict[str, Callable[[], Iterator[Row]]] = dict(zip(
+    LISTS, (_scenarios, _models, _clusters, _devices, _strategies, _backends), strict=True
+))

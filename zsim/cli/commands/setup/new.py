@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zsim.cli import arguments, outputs, shared_options, terminal
-from zsim.cli.commands.files.answers import add_answers, settings
+from zsim.cli import outputs, terminal
 from zsim.cli.inputs import UsageError
+from zsim.cli.options.answers import settings
 from zsim.configs.draft import Answers, Draft, model_table
 from zsim.configs.notes import Notes
 from zsim.errors import ScenarioError, ZsimError, key_of
@@ -21,7 +21,6 @@ from zsim.strategies import STRATEGIES
 if TYPE_CHECKING:
     from zsim.autograd.traced.model import TracedModel
 
-EXAMPLE = "zsim new --model llama-3-8b --cluster dgx-h100 --nodes 2 -o mine.toml"
 QUESTIONS = {
     "model": ("Model? A preset of `zsim list models`, a config.json, or a traced model",
               "llama-3-8b"),
@@ -37,19 +36,6 @@ KEYS = {
     "sequence_length": ("batch.sequence_length", "model.traced"), "strategy": ("strategy.name",),
 }
 """Keys of problems with the answer to each question."""
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `zsim new`."""
-    command.add_argument(
-        "-o", "--out", metavar="FILE.toml", type=arguments.path, default="scenario.toml",
-        help="the file to write (default scenario.toml)",
-    )
-    add_answers(command)
-    command.add_argument(
-        "--strategy", metavar="NAME", default=None, help="a strategy of `zsim list strategies`"
-    )
-    shared_options.json_option(command)
 
 
 def run(options: argparse.Namespace) -> int:

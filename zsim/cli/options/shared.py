@@ -6,7 +6,7 @@ import argparse
 
 from zsim.cli import arguments
 from zsim.runs.compare.aspects import ASPECTS
-from zsim.runs.numerics_mode import NUMERICS_MODES
+from zsim.runs.modes import NUMERICS_MODES
 
 
 def json_option(command: argparse.ArgumentParser) -> None:
