@@ -25,7 +25,7 @@ Float32Products = Literal["ieee", "tf32"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """The `execution` table of a scenario, and three facts that strategy and cluster decide."""
+    """The `execution` table of a scenario, and four facts that other tables decide."""
 
     compile: bool = False
     """torch.compile fuses chains of element-wise kernels."""
@@ -78,6 +78,9 @@ class Execution:
     """Hooks of modules issue all-gathers and reduce-scatters. The strategy decides it."""
     dtensors: bool = False
     """The optimizer steps DTensors. The strategy decides it."""
+    drive_queue_nbytes: int = 0
+    """Bytes of a rank's requests that drives have at once, 0 for enough. The table `offload`
+    decides it."""
     synchronous: bool = False
     """The host ends each op before it begins the next. Strategy and cluster decide it."""
 

@@ -94,6 +94,10 @@ class SavedTensorsHook:
     pinned: bool = True
 
 
+BLOCK_NBYTES, QUEUE_DEPTH = 2**20, 8
+"""DeepSpeed's defaults of a request to drives, and of requests at once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
     """States that live outside the device: those of the optimizer, with its step, shards of
@@ -116,6 +120,18 @@ class Offload:
     """The next group's states are read while the host steps a group."""
     pipeline_write: bool = False
     """A group's states are written while the host steps the next one."""
+    block_size: int | None = None
+    """Bytes of each request to the drives; None for the drives' own rates, as tuned."""
+    queue_depth: int | None = None
+    """Requests of a rank that the drives have at once; None for the drives' own rates, as tuned."""
+
+    @property
+    def drive_queue_nbytes(self) -> int:
+        """Bytes of a rank's requests that the drives have at once; 0 where neither is said. An
+        unsaid one is DeepSpeed's default."""
+        if self.block_size is None and self.queue_depth is None:
+            return 0
+        return (self.block_size or BLOCK_NBYTES) * (self.queue_depth or QUEUE_DEPTH)
 
     @property
     def uses_drives(self) -> bool:

@@ -2,11 +2,15 @@
 and for real where the extra `deepspeed` is installed."""
 
 import json
+import weakref
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.autograd.graph import saved_tensors_hooks
 
 import zsim
 from tests.measured import deepspeed as measured
@@ -86,6 +90,28 @@ def test_saved_files_of_stage_3_have_the_tensors_that_are_told(
         {"text": case.to_toml(), "folder": str(tmp_path)}, world_size=2, timeout_s=300,
     )
     assert saved[0] == {file.name: sorted(file.tensors) for file in checkpoint(case).files}
+
+
+class Hooks:
+    """A pair of hooks on saved tensors, as a checkpoint has them."""
+
+    def pass_on(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+def test_a_work_of_gloo_keeps_the_hooks_of_its_thread_until_it_is_dropped() -> None:
+    """A checkpoint keeps the input of a block by these hooks, if a gather ahead begins in it."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    hooks = Hooks()
+    alive = weakref.ref(hooks)
+    with saved_tensors_hooks(hooks.pass_on, hooks.pass_on):
+        work = dist.all_gather_into_tensor(torch.empty(4), torch.ones(4), async_op=True)
+    del hooks
+    work.wait()
+    assert alive() is not None
+    del work
+    assert alive() is None
+    dist.destroy_process_group()
 
 
 BF16: dict[str, Any] = {"bf16": {"enabled": True}, "gradient_accumulation_steps": 2}

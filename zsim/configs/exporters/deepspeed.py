@@ -94,9 +94,12 @@ def _offload(
             "buffer_count": offload.buffer_count, "pipeline_read": offload.pipeline_read,
             "pipeline_write": offload.pipeline_write,
         }
+        requests = {"block_size": offload.block_size, "queue_depth": offload.queue_depth}
+        if offload.drive_queue_nbytes:
+            config["aio"] = {key: size for key, size in requests.items() if size}
     if offload.optimizer and offload.adam == "torch":
         config["zero_force_ds_cpu_optimizer"] = False
     keys.say(*(f"offload.{key}" for key in (
         "optimizer", "parameters", "pin_memory", "adam", "buffer_count", "pipeline_read",
-        "pipeline_write",
+        "pipeline_write", "block_size", "queue_depth",
     )))

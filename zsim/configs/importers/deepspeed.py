@@ -286,7 +286,7 @@ def _ignored(config: ConfigKeys) -> None:
         "gradient_noise_scale",
     )
     config.ignore("a schedule of the learning rate", "scheduler")
-    config.ignore("drives' settings; the cluster's file has their bandwidth", "aio")
+    config.ignore("drives are with zero1 to 3 alone: offload.block_size and queue_depth", "aio")
     config.ignore("acts in models that call deepspeed.checkpointing, as none here does",
                   "activation_checkpointing")
     config.ignore("data is no part of a step", "dataloader_drop_last", "data_efficiency",

@@ -21,6 +21,13 @@ thread of an EPYC: torch's foreach steps 0.243e9 parameters/s, for-loop 0.165e9.
 is 19 and 13 of 40 GB/s."""
 
 
+DRIVE_LATENCY_NS = 200_000
+"""Time from a request to a drive to its first bytes.
+
+Ten rates of a drive of 6.4 GB/s, with 1 to 128 requests of 64 or 256 KiB at once, are met within
+43 %. Seven are met within 25 %. Source: github.com/0xBakeer/deepseek-v41-flash-spark, issue 2.
+"""
+
 FILES = "files"
 """The location of reads and writes of files, whose file system all ranks share."""
 
@@ -30,20 +37,29 @@ def is_link(kernel: Kernel) -> bool:
     return kernel.location == "link"
 
 
-def alone_ns(kernel: Kernel, cluster: ClusterSpec) -> int:
+def alone_ns(kernel: Kernel, cluster: ClusterSpec, *, drive_queue_nbytes: int = 0) -> int:
     """The ns of work off the device that has the whole node to itself; rounded up, at least 1."""
-    return max(1, -(-kernel.nbytes * 10**9 // _rate(kernel, cluster)))
+    return max(1, -(-kernel.nbytes * 10**9 // _rate(kernel, cluster, drive_queue_nbytes)))
 
 
-def _rate(kernel: Kernel, cluster: ClusterSpec) -> int:
+def queued_rate(rate: int, nbytes: int) -> int:
+    """Bytes/s of a drive of `rate` for a rank with `nbytes` of requests at once, 0 for enough.
+
+    A byte takes its time on the drive and its part of the latency, 1/rate + latency/bytes.
+    """
+    if not nbytes:
+        return rate
+    return max(1, rate * nbytes * 10**9 // (nbytes * 10**9 + rate * DRIVE_LATENCY_NS))
+
+
+def _rate(kernel: Kernel, cluster: ClusterSpec, drive_queue_nbytes: int) -> int:
     """Bytes/s alone: of the link, of files and drives, or of the rank's threads up to what the
     node's memory gives."""
     if kernel.location == FILES:
         assert cluster.file_system is not None
         return cluster.file_system.alone
     if kernel.location == "drive":
-        assert cluster.drives is not None, "a scenario without drives is refused"
-        return cluster.drives.read if kernel.operator == "read" else cluster.drives.write
+        return queued_rate(_drive_rate(kernel, cluster), drive_queue_nbytes)
     if is_link(kernel):
         link = cluster.links.host.bandwidth
         return int(link * PAGEABLE_SHARE) if kernel.operator.endswith(PAGEABLE) else link
@@ -53,6 +69,11 @@ def _rate(kernel: Kernel, cluster: ClusterSpec) -> int:
     _, _, implementation = kernel.operator.partition(".")
     streamed = threads * cluster.host.thread_bandwidth * PASSES.get(implementation, Fraction(1))
     return min(cluster.host_memory_bandwidth, int(streamed))
+
+
+def _drive_rate(kernel: Kernel, cluster: ClusterSpec) -> int:
+    assert cluster.drives is not None, "a scenario without drives is refused"
+    return cluster.drives.read if kernel.operator == "read" else cluster.drives.write
 
 
 def threads_of(cluster: ClusterSpec) -> int | Fraction:
@@ -69,18 +90,20 @@ def neighbours(cluster: ClusterSpec) -> int:
     return min(cluster.devices_per_node, cluster.num_ranks)
 
 
-def shares(kernel: Kernel, cluster: ClusterSpec) -> dict[str, Fraction]:
+def shares(
+    kernel: Kernel, cluster: ClusterSpec, *, drive_queue_nbytes: int = 0
+) -> dict[str, Fraction]:
     """The shares that work off the device takes at full speed, by resource: its device's link, its
     switch's, the node's memory and drives.
 
     A copy reads or writes each byte once in host memory. Directions of a link are apart.
     """
-    rate = Fraction(_rate(kernel, cluster))
+    rate = Fraction(_rate(kernel, cluster, drive_queue_nbytes))
     if cluster.file_system is not None and kernel.location == FILES:
         return {FILES: rate / cluster.file_system.bandwidth}
     memory = {"memory": rate / cluster.host_memory_bandwidth}
     if kernel.location == "drive":
-        return memory | {f"drive {kernel.operator}": Fraction(1)}
+        return memory | {f"drive {kernel.operator}": rate / _drive_rate(kernel, cluster)}
     if not is_link(kernel):
         return memory
     direction = kernel.operator.removesuffix(PAGEABLE)
@@ -90,7 +113,7 @@ def shares(kernel: Kernel, cluster: ClusterSpec) -> dict[str, Fraction]:
 
 def usage(
     kernels: tuple[Kernel, ...], times: Mapping[Kernel, int], rank: int, cluster: ClusterSpec, *,
-    in_step: bool,
+    in_step: bool, drive_queue_nbytes: int = 0,
 ) -> dict[Hashable, Fraction]:
     """The shares that an op takes on average over its `times` alone, by resource of a rank's node.
 
@@ -100,7 +123,8 @@ def usage(
     means: dict[str, Fraction] = {}
     for kernel in kernels:
         if kernel.location != "device":
-            for resource, share in shares(kernel, cluster).items():
+            taken = shares(kernel, cluster, drive_queue_nbytes=drive_queue_nbytes)
+            for resource, share in taken.items():
                 part = share * Fraction(times[kernel], total)
                 means[resource] = means.get(resource, Fraction(0)) + part
     per_switch = cluster.host.devices_per_switch

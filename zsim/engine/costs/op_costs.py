@@ -148,7 +148,9 @@ class Costs:
 
     def _kernel_ns(self, kernel: Kernel) -> int:
         if kernel.location != "device":
-            return host_work.alone_ns(kernel, self.cluster)
+            return host_work.alone_ns(
+                kernel, self.cluster, drive_queue_nbytes=self.execution.drive_queue_nbytes
+            )
         alone = kernel_time.kernel_ns(kernel, self.cluster.device, self.execution)
         return ceil(alone * self._slowest) if self._slowest > 1 else alone
 
@@ -293,7 +295,10 @@ class Costs:
         With ranks `in_step`, those of all ranks of the node.
         """
         times = {kernel: self.kernel_ns(kernel) for kernel in kernels}
-        return host_work.usage(kernels, times, rank, self.cluster, in_step=in_step)
+        return host_work.usage(
+            kernels, times, rank, self.cluster, in_step=in_step,
+            drive_queue_nbytes=self.execution.drive_queue_nbytes,
+        )
 
     def bytes_sent(
         self, kind: str, nbytes: int, *, group_size: int, rank: int = 0, root: int = 0

@@ -58,7 +58,8 @@ def problems(
     if not all(state in able for state in offload.states):
         return
     yield from _pinned(
-        STRATEGIES[strategy].pinned(offload, options, model, mesh, precision), cluster
+        STRATEGIES[strategy].pinned(offload, options, model, mesh, precision), cluster,
+        remedy="take fewer offload.buffer_count" if offload.uses_drives else "pin nothing",
     )
     if offload.uses_drives:
         groups = flat_groups(
@@ -108,6 +109,9 @@ def _drives(offload: Offload, optimizer: Optimizer) -> Iterator[str]:
         if offload.pipeline_read or offload.pipeline_write:
             key = "pipeline_read" if offload.pipeline_read else "pipeline_write"
             yield f'offload.{key}: expected with offload.optimizer = "nvme", found without'
+        if offload.drive_queue_nbytes:
+            key = "queue_depth" if offload.block_size is None else "block_size"
+            yield f'offload.{key}: expected with offload.optimizer = "nvme", found without'
         return
     needed = host_buffers.BUFFERS_PER_GROUP * offload.groups_in_flight
     if offload.buffer_count < needed:
@@ -142,14 +146,14 @@ def _room_on_drives(offload: Offload, cluster: ClusterSpec, *, nbytes: int) -> I
         )
 
 
-def _pinned(nbytes: int, cluster: ClusterSpec) -> Iterator[str]:
+def _pinned(nbytes: int, cluster: ClusterSpec, *, remedy: str) -> Iterator[str]:
     """More pinned memory than a node has, with `nbytes` of each rank; no system can give it."""
     ranks = min(cluster.devices_per_node, cluster.num_ranks)
     if 0 < cluster.host.memory < ranks * nbytes:
         yield (
             f"offload.pin_memory: expected at most {format_bytes(cluster.host.memory)}, the host "
             f"memory of a node of {cluster.name}, found {format_bytes(ranks * nbytes)} of "
-            f"{counted(ranks, 'rank')}; shard over more ranks, or pin nothing"
+            f"{counted(ranks, 'rank')}; shard over more ranks, or {remedy}"
         )
 
 

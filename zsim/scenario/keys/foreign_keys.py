@@ -12,7 +12,27 @@ _OF_SIZES = (
     "presets have no dropout; sizes of your own may: "
     'model = {{ family = "gpt", sizes = {{ …, {key} = 0.1 }} }}'
 )
+_STATE = 'expected the state as the key: offload = { optimizer = "cpu", parameters = "cpu" }'
+_BUFFERS = (
+    "a size of DeepSpeed's buffers for drives; here each is as large as the largest shard, leave "
+    "it out"
+)
 FOREIGN_KEYS: Mapping[str, str] = {
+    "aio": "two keys of offload, block_size and queue_depth",
+    "zero_optimization": "a key of DeepSpeed's config, which zsim import deepspeed FILE reads",
+    "strategy.offload": (
+        "an option of fsdp2 and hsdp; zero1 to 3 and deepspeed1 to 3 have the table offload: "
+        'offload = { optimizer = "cpu" }'
+    ),
+    **{f"offload.{key}": _STATE for key in ("device", "offload_optimizer", "offload_param")},
+    **dict.fromkeys(("offload.buffer_size", "offload.max_in_cpu"), _BUFFERS),
+    "offload.nvme_path": (
+        "drives are those of the cluster's file, [drives]; a real run writes below TMPDIR"
+    ),
+    "offload.ratio": "a part of the states alone is not modelled; leave it out",
+    **{f"offload.{key}": "threads for drives are not modelled; leave it out" for key in (
+        "thread_count", "intra_op_parallelism", "single_submit", "overlap_events",
+    )},
     **{f"model.{key}": _OF_SIZES.format(key=key) for key in (
         "attention_dropout", "residual_dropout"
     )},

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from zsim.io.units import parse_time
+from zsim.io.units import parse_bytes, parse_time
 
 MAX_NAME = 200
 """The most characters of a name or a pattern."""
@@ -44,6 +44,20 @@ def _pause(value: str) -> str:
 
 
 Pause = Annotated[str, AfterValidator(_pause)]
+
+
+LEAST_REQUEST, MOST_REQUEST = 512, 2**40
+"""The smallest and the largest request to drives, in bytes: one of their sectors, and 1 TiB."""
+
+
+def _request(value: str) -> int:
+    nbytes = parse_bytes(value)
+    if not LEAST_REQUEST <= nbytes <= MOST_REQUEST:
+        raise ValueError('expected "512 B" to "1 TiB"')
+    return nbytes
+
+
+Request = Annotated[str, AfterValidator(_request)]
 
 
 def _delay(value: str) -> str:

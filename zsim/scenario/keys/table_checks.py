@@ -73,7 +73,8 @@ def parts(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
         whole = ScenarioTable.model_validate(_frozen(table))
         return {name: getattr(whole, name) for name in known}
     problems += [
-        f"{str(key)[:100]}: unknown key{did_you_mean(str(key), known)}"
+        f"{str(key)[:100]}: "
+        + FOREIGN_KEYS.get(str(key), f"unknown key{did_you_mean(str(key), known)}")
         for key in table
         if key not in known
     ]

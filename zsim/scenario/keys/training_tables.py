@@ -15,7 +15,7 @@ from zsim.engine.execution import Execution
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import DTYPE_NAMES, Batch, Offload, Optimizer, Precision
 from zsim.models.wrapping import Wrapping
-from zsim.scenario.keys.table import MAX_SIZE, MAX_USES, Names, Pause, Table
+from zsim.scenario.keys.table import MAX_SIZE, MAX_USES, Names, Pause, Request, Table
 
 DtypeName = Literal["fp32", "bf16", "fp16"]
 
@@ -129,8 +129,16 @@ TRAINING_TABLES: Mapping[str, Any] = {
             ),
             "pipeline_read": _key("The next group is read while the host steps one."),
             "pipeline_write": _key("A group is written while the host steps the next."),
+            "block_size": _key(
+                'Size of each request to drives, as "1 MiB"; without this and `queue_depth` drives '
+                "are as fast as the cluster's file says."
+            ),
+            "queue_depth": _key(
+                "Requests of a rank that drives have at once; 8 with a `block_size` alone.",
+                ge=1, le=2**20,
+            ),
         },
-        {},
+        {"block_size": Request | None},
     ),
     "activation_checkpointing": _derived(
         "CheckpointingTable", Checkpointing,

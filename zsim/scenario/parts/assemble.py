@@ -115,7 +115,7 @@ def _attempt(problems: list[str], make: Callable[..., Made], *arguments: Any) ->
 
 def _same_fields(kind: Callable[..., Made], table: Any) -> Made:
     """A part whose table has its very fields as keys."""
-    return kind(**table.model_dump())
+    return kind(**dict(table))
 
 
 def _precision(table: Any) -> Precision:

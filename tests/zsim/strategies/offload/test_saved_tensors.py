@@ -271,11 +271,17 @@ def test_what_saves_no_tensors_on_the_host_is_refused(
         scenario(strategy, offload)
 
 
-@pytest.mark.parametrize("key", [
-    "partition_activations", "contiguous_memory_optimization", "cpu_checkpointing",
-])
-def test_keys_of_deepspeed_s_checkpointing_are_refused_by_name(key: str) -> None:
+@pytest.mark.parametrize(
+    "key", [key for key in FOREIGN_KEYS if not key.startswith(("model.", "offload.", "strategy."))]
+)
+def test_keys_of_deepspeed_s_config_are_refused_by_name(key: str) -> None:
     with pytest.raises(ScenarioError) as error:
-        scenario(more=f"activation_checkpointing.{key} = true")
-    key = f"activation_checkpointing.{key}"
+        scenario(more=f"{key} = true")
+    assert f"{key}: {FOREIGN_KEYS[key]}" in str(error.value)
+
+
+@pytest.mark.parametrize("key", [key for key in FOREIGN_KEYS if key.startswith("offload.")])
+def test_keys_of_deepspeed_s_offload_are_refused_by_name(key: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        scenario(offload=f"{SAVED}, {key.removeprefix('offload.')} = 1")
     assert f"{key}: {FOREIGN_KEYS[key]}" in str(error.value)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from tests.zsim.strategies.offload.test_offloaded_zero import COUNTER, scenario, shards, step_ns
 from zsim.cluster.cluster import Drives
+from zsim.engine.costs.host_work import queued_rate
+from zsim.engine.error_bands import QUEUED_DRIVES
 from zsim.errors import ScenarioError
 from zsim.ir.host_ledger import replay_host
 from zsim.ir.laws import program_laws
@@ -121,6 +123,41 @@ def test_faster_drives_slow_no_step_and_none_is_faster_than_its_bytes(
     assert took >= max(nbytes // drives.read, nbytes // drives.write)
 
 
+PUBLISHED = {
+    2**16: {1: 0.49, 4: 1.05, 16: 3.06, 64: 3.87, 128: 3.90},
+    2**18: {1: 1.06, 4: 2.35, 16: 5.22, 64: 5.84, 128: 5.88},
+}
+"""GB/s of a drive of 6.4 GB/s (Phison E27T) by bytes of a request and requests at once, as measured
+in github.com/0xBakeer/deepseek-v41-flash-spark, issue 2."""
+
+
+def test_a_drive_is_as_fast_as_published_with_few_requests_at_once_and_with_many() -> None:
+    errors = [
+        abs(queued_rate(6_400_000_000, size * depth) / (rate * 10**9) - 1)
+        for size, rates in PUBLISHED.items() for depth, rate in rates.items()
+    ]
+    assert max(errors) < QUEUED_DRIVES
+    assert sum(error < 0.25 for error in errors) == 7
+    assert queued_rate(6_400_000_000, 0) == 6_400_000_000
+
+
+def one_rank(requests: str) -> int:
+    """The ns of a step of one rank over drives."""
+    return step_ns(scenario(
+        "zero2", f"{DRIVES}, {requests}", model='preset = "llama-3.2-1b"',
+        cluster='preset = "dgx-a100", ranks = 1',
+    ))
+
+
+def test_more_requests_at_once_are_no_slower_and_few_of_them_bound_the_step() -> None:
+    queues = (("4 KiB", 1), ("64 KiB", 1), ("64 KiB", 8), ("1 MiB", 8), ("1 GiB", 8))
+    took = [one_rank(f'block_size = "{size}", queue_depth = {depth}') for size, depth in queues]
+    tuned = one_rank("pipeline_read = false")
+    assert took == sorted(took, reverse=True)
+    assert took[0] > 20 * took[-1]
+    assert tuned <= took[-1] < 1.01 * tuned
+
+
 def test_ranks_in_step_are_as_fast_as_all_of_them() -> None:
     case = scenario("zero3", f'{BOTH_WAYS}, parameters = "nvme"', accumulation=2)
     assert step_ns(case) == step_ns(case, all_ranks=True)
@@ -151,6 +188,10 @@ def test_reads_wait_for_buffers_and_steps_for_reads() -> None:
      'offload.parameters: expected with offload.optimizer = "nvme", found without'),
     ('optimizer = "cpu", pipeline_write = true', {},
      'offload.pipeline_write: expected with offload.optimizer = "nvme", found without'),
+    ('optimizer = "cpu", queue_depth = 4', {},
+     'offload.queue_depth: expected with offload.optimizer = "nvme", found without'),
+    (f'{DRIVES}, block_size = "4 B"', {}, 'offload.block_size: expected "512 B" to "1 TiB", found'),
+    (f"{DRIVES}, block_size = 4096", {}, "offload.block_size: expected text, found 4096"),
     (DRIVES, {"optimizer": "clip_norm = 1.0"}, "optimizer.clip_norm: expected 0 with"),
     (DRIVES, {"cluster": 'preset = "pcie-box"'},
      "offload.optimizer: expected a cluster whose file has [drives], found pcie-box without; "),
