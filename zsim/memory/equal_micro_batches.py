@@ -38,9 +38,9 @@ def repeat(states: Sequence[int], begins: Sequence[int], calls: Iterable[int]) -
     )
 
 
-def do_the_same(ops: Sequence[Op], others: Sequence[Op]) -> bool:
-    """True where both allocate and free the same buffers, op by op."""
-    return len(ops) == len(others) and all(
+def begins_with(ops: Sequence[Op], others: Sequence[Op]) -> bool:
+    """True where the first of `ops` allocate and free what all `others` do, op by op."""
+    return len(ops) >= len(others) and all(
         op.memory == other.memory and op.stream == other.stream
-        for op, other in zip(ops, others, strict=True)
+        for op, other in zip(ops, others, strict=False)
     )

@@ -22,7 +22,6 @@ from typing import Literal
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.strategies.building import step_builder
-from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.flat_buffer import host_buffers, layout
 from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
@@ -68,21 +67,20 @@ def plan_cut(model: FlatModel, *, mesh: Mesh, form: Form = "reduce_scatter") -> 
         if form == "all_reduce"
         else FlatBufferStep.reduce_scatter_in_place
     )
-    return step_builder.spmd(
-        mesh,
-        construction=layout.construction(model, sharded=False),
-        first=_step(model, reduce, first=True),
-        steady=_step(model, reduce, first=False),
-    )
-
-
-def _step(
-    model: FlatModel, reduce: Callable[[FlatBufferStep, FlatGroup], None], *, first: bool
-) -> StepBuilder:
     step = step_class(model)(model, gradient_kind="gradients")
     forward_backward(step, reduce)
-    finish(step, first=first)
-    return step.step
+    return program(step, mesh=mesh)
+
+
+def program(passes: FlatBufferStep, *, mesh: Mesh) -> Program:
+    """The Program of both steps, which have the same `passes` before the optimizer's step."""
+    first, steady = passes.copy(), passes.copy()
+    finish(first, first=True)
+    finish(steady, first=False)
+    return step_builder.spmd(
+        mesh, construction=layout.construction(passes.model, sharded=passes.sharded),
+        first=first.step, steady=steady.step,
+    )
 
 
 def forward_backward(

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.strategies import zero1
-from zsim.strategies.building import step_builder
-from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
-from zsim.strategies.flat_buffer import host_buffers, layout
+from zsim.strategies.flat_buffer import host_buffers
 from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
 from zsim.strategies.flat_buffer.groups import (
     Granularity,
@@ -47,19 +45,9 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     model = FlatModel.cut(training, mesh=mesh, grouping=options.grouping)
     if model.num_shards == 1:
         return zero1.plan_cut(model, mesh=mesh)
-    return step_builder.spmd(
-        mesh,
-        construction=layout.construction(model, sharded=False),
-        first=_step(model, first=True),
-        steady=_step(model, first=False),
-    )
-
-
-def _step(model: FlatModel, *, first: bool) -> StepBuilder:
     step = step_class(model)(model)
     zero1.forward_backward(step, FlatBufferStep.reduce_scatter_gradients)
-    zero1.finish(step, first=first)
-    return step.step
+    return zero1.program(step, mesh=mesh)
 
 
 STRATEGY = Strategy(

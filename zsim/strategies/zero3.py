@@ -29,10 +29,8 @@ from zsim.ir.program import Program
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Optimizer
 from zsim.strategies import zero1
-from zsim.strategies.building import step_builder
-from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
-from zsim.strategies.flat_buffer import host_buffers, layout
+from zsim.strategies.flat_buffer import host_buffers
 from zsim.strategies.flat_buffer.flat_buffer_step import FlatBufferStep
 from zsim.strategies.flat_buffer.groups import (
     FlatGroup,
@@ -88,24 +86,13 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     model = FlatModel.cut(training, mesh=mesh, grouping=options.grouping)
     if model.num_shards == 1:
         return zero1.plan_cut(model, mesh=mesh)
-    return step_builder.spmd(
-        mesh,
-        construction=layout.construction(model, sharded=True),
-        first=_step(model, lookahead=options.lookahead, first=True),
-        steady=_step(model, lookahead=options.lookahead, first=False),
-    )
-
-
-def _step(model: FlatModel, *, lookahead: int, first: bool) -> StepBuilder:
-    step = step_class(model)(model, sharded=True)
-    modules = model.training.modules
-    for step.micro_batch in range(model.training.batch.accumulation):
+    step, modules = step_class(model)(model, sharded=True), training.modules
+    for step.micro_batch in range(training.batch.accumulation):
         step.step.begin("forward", micro_batch=step.micro_batch)
-        forward(step, modules, lookahead=lookahead)
+        forward(step, modules, lookahead=options.lookahead)
         step.step.begin("backward", micro_batch=step.micro_batch)
-        backward(step, model.training.backward_modules, lookahead=lookahead)
-    zero1.finish(step, first=first)
-    return step.step
+        backward(step, training.backward_modules, lookahead=options.lookahead)
+    return zero1.program(step, mesh=mesh)
 
 
 def forward(step: FlatBufferStep, modules: tuple[LoweredModule, ...], *, lookahead: int) -> None:

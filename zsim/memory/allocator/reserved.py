@@ -21,7 +21,7 @@ from zsim.ir.ledger import label
 from zsim.ir.ops import Alloc, DriverCalls, Op, Stream
 from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram
 from zsim.memory.allocator.caching_allocator import Block, CachingAllocator, DeviceFullError
-from zsim.memory.equal_micro_batches import STEPS, do_the_same, micro_batches, repeat
+from zsim.memory.equal_micro_batches import STEPS, begins_with, micro_batches, repeat
 
 SETTLED = 3
 """Further steady steps on a full device, whose first finds the cache of other steps. On an H100
@@ -220,7 +220,7 @@ def replay_phase(
     """The record of `heap` over `ops`, which belong to `phase`; errors as of `replay`.
 
     `begins`: the first ops of its micro-batches. One that finds the state of the one before, and
-    allocates and frees the same, does what that did, so it is passed over.
+    begins with the same allocations and frees, ends these in that state. So they are passed over.
     """
     allocator, calls, states = heap.allocator, dict[int, DriverCalls](), list[int]()
     start, releases = allocator.reserved, allocator.num_releases
@@ -229,10 +229,9 @@ def replay_phase(
     for begin, end in pairwise((0, *begins[1:], len(ops))):
         micro_batch, known = ops[begin:end], len(calls)
         states.append(heap.state if begins else 0)
-        if states[-1:] == states[-2:-1] and do_the_same(before, micro_batch):
-            continue
+        is_as_before = states[-1:] == states[-2:-1] and begins_with(micro_batch, before)
         try:
-            _follow(heap, micro_batch, phase, peak, calls)
+            _follow(heap, micro_batch[is_as_before * len(before) :], phase, peak, calls)
         except DeviceFullError as error:
             error.repeats = heap.repeats and (len(states) < FEWEST or repeat(states, begins, calls))
             raise

@@ -7,7 +7,7 @@ parameters; only the reduction itself runs in the reduce dtype.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 
@@ -42,6 +42,10 @@ class StepBuilder:
     """Copies of checkpoints' inputs to the host whose backward is yet to come."""
     _fetched: list[int] = field(default_factory=list)
     """Copies of checkpoints' inputs to the device."""
+
+    def __copy__(self) -> StepBuilder:
+        """The step so far, to be ended in another way."""
+        return replace(self, ops=list(self.ops), parts=list(self.parts))
 
     def begin(self, part: PartName, *, micro_batch: int = 0) -> None:
         """Begin a part of the step: all ops from here on belong to it."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal, Self
 
 from zsim.autograd.lowered import LoweredModule, ParameterGradient, TapeEvent
 from zsim.ir.buffers import buffer_of, gradient_of
@@ -59,6 +60,11 @@ class FlatBufferStep:
     _loss: list[MemoryEvent] = field(default_factory=list)
     """The frees at the end of backward, behind the last reductions."""
     _filling: dict[tuple[str, ...], tuple[Kernel, ...]] = field(default_factory=dict)
+
+    def copy(self) -> Self:
+        """This step so far, to be ended in another way."""
+        own = {each.name: copy(getattr(self, each.name)) for each in fields(self)}
+        return replace(self, **{**own, "model": self.model})
 
     def unshard(self, *groups: FlatGroup) -> None:
         """All-gather what is not gathered yet, once the compute issued so far has ended: its memory
