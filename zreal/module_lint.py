@@ -19,7 +19,7 @@ from zsim.analysis.lint.finding import LintFinding
 from zsim.analysis.lint.unit_rules import told_of_empty
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.engine.costs.op_costs import Costs
-from zsim.errors import ArgumentError
+from zsim.errors import ArgumentError, listed
 from zsim.io.arguments import described
 from zsim.io.units import counted, format_bytes
 from zsim.ir.sharding import num_filled, padded_size
@@ -81,7 +81,7 @@ def lint(
         )
     unknown = [name for name in ignore if name not in RULES]
     if unknown:
-        raise ArgumentError(where="ignore", expected=", ".join(RULES), found=unknown[0])
+        raise ArgumentError(where="ignore", expected=listed(RULES), found=unknown[0])
     case = _case(module, mesh, units, cluster)
     return tuple(
         replace(finding, rule=name)

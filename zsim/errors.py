@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -60,6 +61,19 @@ def shown(value: object) -> str:
     if isinstance(value, int) and abs(value) > MOST_INT:  # Python refuses to print it
         return f"an integer of {value.bit_length():,} bits"
     return _cut(str(value))
+
+
+def listed(values: Iterable[object], last: str = "or") -> str:
+    """Values as every message lists them, "none" for none. Words are bare, unless values of other
+    kinds are among them: then each is as TOML writes it.
+
+    >>> listed(["ddp", "fsdp2", "hsdp"]), listed([True, False, "auto"]), listed([1, 2], "and")
+    ('ddp, fsdp2 or hsdp', 'true, false or "auto"', '1 and 2')
+    """
+    several = tuple(values)
+    bare = all(isinstance(value, str) for value in several)
+    *most, end = [str(value) if bare else shown(value) for value in several] or ["none"]
+    return f"{', '.join(most)} {last} {end}" if most else end
 
 
 def _inner(value: object) -> str:

@@ -57,7 +57,7 @@ def test_a_gpu_that_is_not_there_is_refused(arguments, backend, remedy, capsys) 
     (["run", FILE, "--backend", "gloo", "--device", "cuda"],
      "--device: expected cpu, where gloo runs, found cuda; the backend nccl or fake"),
     (["run", FILE, "--device", "cpu"], "--device: expected a real backend, found sim"),
-    (["run", FILE, "--device", "tpu"], "--device: expected one of cpu, cuda"),
+    (["run", FILE, "--device", "tpu"], "--device: expected cpu or cuda"),
     (["validate", FILE, "--launch", "srun {worker}", "--save", "x", "--against", "gloo",
       "--device", "cuda"],
      "--device: expected cpu, where gloo runs, found cuda; --against nccl"),

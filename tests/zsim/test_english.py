@@ -93,6 +93,18 @@ def test_a_breach_of_each_rule_is_seen(source, rule, tmp_path):
     assert rule in breach
 
 
+def test_choices_are_listed_by_one_function_alone():
+    """A list in a message is made by `zsim.errors.listed`: "a, b or c"."""
+    stray = re.compile(
+        r"""['"] or ['"]\.join|\b(one of|some of|known are) \{['"]"""
+        r"""|expected(=f?['"]| )\{['"], ['"]\.join"""
+    )
+    own = ("f\"{' or '.join(able)}\"", "f\"one of {', '.join(able)}\"",
+           "expected=f\"{', '.join(able)}\"")
+    assert all(stray.search(source) for source in own)
+    assert [str(file) for file in FILES if stray.search(file.read_text(encoding="utf-8"))] == []
+
+
 def test_the_glossary_is_a_page_of_terms_in_order_with_a_line_each():
     terms = [term for term, _, _ in glossary()]
     assert 50 <= len(terms) <= 90

@@ -259,7 +259,7 @@ def test_tables_that_are_missing_or_unknown_are_told_as_of_a_file():
         "Scenario: batch: expected a table, as batch = { micro_batch = 1 }, found nothing"
     )
     assert problems(optimizer={"name": "adam"}) == (
-        'Scenario: optimizer.name: expected "adamw", "sgd" or "adamw8bit", found "adam"; '
+        'Scenario: optimizer.name: expected adamw, sgd or adamw8bit, found "adam"; '
         "did you mean adamw?"
     )
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zreal import torch_private
 from zreal.meters.mesh_groups import MeshGroup
-from zsim.errors import ZsimError
+from zsim.errors import ZsimError, listed
 from zsim.ir.run import CollectiveRecord
 from zsim.runs.launch.planned_collectives import collective_text
 
@@ -122,7 +122,7 @@ class CollectiveRecorder(TorchDispatchMode):
         if name not in _OPS:
             raise ZsimError(
                 where="collective recorder",
-                expected=f"one of {', '.join(_OPS)}",
+                expected=listed(_OPS),
                 found=name,
                 remedy="zsim does not model this operator",
             )

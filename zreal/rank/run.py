@@ -34,7 +34,7 @@ from zreal.rank.faults import RankFaults
 from zreal.rank.numerics import rank_numerics
 from zreal.tracing.own_scenario import with_module
 from zreal.zero.measured_zero import train_own
-from zsim.errors import ArgumentError, BackendUnavailableError
+from zsim.errors import ArgumentError, BackendUnavailableError, listed
 from zsim.io.units import format_bytes
 from zsim.ir.run import RankRun
 from zsim.models.torch_versions import IDLE_UNTIL_ALL_RAN, NEWEST, version_of
@@ -82,7 +82,7 @@ def interpreter_of(scenario: Scenario, choice: str | None) -> str:
         return able[0]
     if choice not in able:
         raise ArgumentError(
-            where="interpreter", expected=f"{' or '.join(able)} for {scenario.strategy}",
+            where="interpreter", expected=f"{listed(able)} for {scenario.strategy}",
             found=choice,
         )
     return choice

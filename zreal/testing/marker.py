@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zsim.errors import ZsimError
+from zsim.errors import ZsimError, listed
 from zsim.io.arguments import described
 
 BACKENDS = ("gloo", "nccl")
@@ -51,7 +51,7 @@ def read(mark: pytest.Mark, world_sizes: list[int]) -> RanksMarker:
         expected = "processes, of gloo or nccl, since threads share torch's state and its crashes"
         raise _unfit(": backend", expected, backend)
     if backend not in BACKENDS:
-        raise _unfit(": backend", f"one of {', '.join(BACKENDS)}", backend)
+        raise _unfit(": backend", listed(BACKENDS), backend)
     return RanksMarker(
         world_sizes=tuple(dict.fromkeys(sizes)), is_list=isinstance(argument, list | tuple),
         timeout_s=timeout, backend=backend,

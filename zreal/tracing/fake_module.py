@@ -19,6 +19,7 @@ from zreal.tracing.errors import UntraceableError, refuse
 from zreal.tracing.fakes.known_values import tell
 from zreal.tracing.module_values import cast_floats, tensors_in
 from zreal.tracing.units.param_groups import UnitChoice, find_units, param_groups
+from zsim.errors import listed
 from zsim.models.spec import ParamGroup
 from zsim.models.training_options import Batch, Dtype
 
@@ -168,7 +169,7 @@ def _other_way(error: Exception, wrap: str) -> str:
 def require_word(where: str, word: Any, known: Sequence[str]) -> None:
     """UntraceableError for a word that is not `known`."""
     if word not in known:
-        raise refuse(where, f"one of {', '.join(known)}", repr(word), "")
+        raise refuse(where, listed(known), repr(word), "")
 
 
 def _dtype(model: nn.Module, requested: Dtype | None) -> Dtype:
@@ -189,9 +190,9 @@ def _dtype(model: nn.Module, requested: Dtype | None) -> Dtype:
     if common == torch.float32 and requested is not None:
         return requested
     known = (
-        f"one of {', '.join(DTYPES)}"
+        listed(DTYPES)
         if requested is None
-        else " or ".join(dict.fromkeys((requested, "float32")))
+        else listed(dict.fromkeys((requested, "float32")))
     )
     remedy = _cast_first(common)
     if common in names:

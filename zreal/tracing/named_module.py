@@ -17,7 +17,7 @@ from zreal.modules.own.user_code import user_code_error
 from zreal.tracing.trace import trace
 from zsim.autograd.traced.model import TracedModel
 from zsim.autograd.traced.traced_file import MAX_SIZES
-from zsim.errors import ArgumentError, BackendUnavailableError
+from zsim.errors import ArgumentError, BackendUnavailableError, listed
 from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import Batch, Device, Dtype
 
@@ -190,7 +190,7 @@ def _input(text: str, size: Mapping[str, int]) -> tuple[str, tuple[int, ...], to
         numel *= int(part) if part.isascii() and part.isdigit() and len(part) < 12 else 0
     if not 0 < numel <= MOST_ELEMENTS or dtype not in DTYPES:
         raise ArgumentError(
-            where="--input", expected=f"sizes and a dtype of {', '.join(DTYPES)}, as 2x2048:int64 "
+            where="--input", expected=f"sizes and a dtype of {listed(DTYPES)}, as 2x2048:int64 "
                                       f"or, for several sizes, BxS:int64",
             found=text[:60],
         )

@@ -18,7 +18,7 @@ from zreal.modules.numerics import batches as batching
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.modules.own.own_module import OwnModel
 from zreal.zero.zero import STAGES, ZeRO
-from zsim.errors import ArgumentError
+from zsim.errors import ArgumentError, listed
 from zsim.ir.run import RankRun
 from zsim.scenario.scenario import Scenario
 
@@ -34,7 +34,7 @@ def train_own(
     """
     if scenario.strategy not in STAGES:
         raise ArgumentError(
-            where="interpreter", expected=f"one of {', '.join(STAGES)} for an own module",
+            where="interpreter", expected=f"{listed(STAGES)} for an own module",
             found=f"the executor of {scenario.strategy}", remedy="leave interpreter out",
         )
     measured = MeasuredRank(scenario, rank=rank, device=device, progress=progress, keep=keep)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from zsim.errors import ZsimError, shown
+from zsim.errors import ZsimError, listed, shown
 from zsim.io.units import format_bytes, format_time
 from zsim.runs.figures.metrics import Figures
 
@@ -78,7 +78,7 @@ def parse_limits(text: str, *, where: str) -> tuple[Limit, ...]:
         if match is None or match[1] not in FIGURES:
             raise LimitError(
                 where=where,
-                expected=f'limits as "peak:+2%,step:+5%", of {", ".join(FIGURES)}',
+                expected=f'limits as "peak:+2%,step:+5%", of {listed(FIGURES, "and")}',
                 found=shown(part.strip()),
             )
         limits.append(Limit(match[1], float(match[2]) / 100))

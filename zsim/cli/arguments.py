@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from zsim.errors import ArgumentError, ScenarioError, ZsimError, shown
+from zsim.errors import ArgumentError, ScenarioError, ZsimError, listed, shown
 from zsim.runs.compare.aspects import ASPECTS
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def aspects(text: str) -> tuple[str, ...]:
     """Aspects of a comparison, each once."""
     chosen = tuple(dict.fromkeys(part.strip() for part in text[:200].split(",")))
     if unknown := [name for name in chosen if name not in ASPECTS]:
-        raise argparse.ArgumentTypeError(f"expected some of {', '.join(ASPECTS)}, found "
+        raise argparse.ArgumentTypeError(f"expected some of {listed(ASPECTS, 'and')}, found "
                                          f"{unknown[0][:40]!r}")
     return chosen
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 from zsim.cli.options import COMMANDS
-from zsim.errors import ZsimError
+from zsim.errors import ZsimError, listed
 from zsim.version import __version__
 
 EPILOG = (
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
             if refused["wrong"]:
                 choices = [choice.strip("' ") for choice in refused["choices"].split(",")]
                 raise ArgumentsError(
-                    where=where, expected=f"one of {', '.join(choices)}", found=refused["wrong"],
+                    where=where, expected=listed(choices), found=refused["wrong"],
                     remedy=_meant(refused["wrong"].strip("'"), choices),
                 )
             raise ArgumentsError(
@@ -111,7 +111,7 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         owners = [name for name, other in commands.items() if option in other.names()]
         remedy = (
             "one at a time" if options.command in owners
-            else f"an option of {', '.join(owners)}" if owners
+            else f"an option of {listed(owners, 'and')}" if owners
             else _meant(option, command.names())
         )
         command.print_usage(sys.stderr)

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from zsim.configs.notes import Notes
-from zsim.errors import shown
+from zsim.errors import listed, shown
 
 AUTO = "auto"
 """Value that the tool's trainer fills in from its own arguments."""
@@ -114,7 +114,7 @@ class ConfigKeys:
             return default
         chosen = {choice.lower(): choice for choice in choices}
         if str(value).lower() not in chosen:
-            self._wrong(key, f"one of {', '.join(chosen.values())}", value)
+            self._wrong(key, listed(chosen.values()), value)
             return default
         return chosen[str(value).lower()]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from zsim.errors import ScenarioError
+from zsim.errors import ScenarioError, listed
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 
@@ -90,6 +90,6 @@ def require_strategy(scenario: Scenario, config: str, kind: str = "") -> None:
     if config not in STRATEGIES[scenario.strategy].configs:
         able = sorted(name for name, each in STRATEGIES.items() if config in each.configs)
         raise ScenarioError((
-            f"{scenario.name}: strategy.name: expected one of {', '.join(able)}, which "
+            f"{scenario.name}: strategy.name: expected {listed(able)}, which "
             f"{kind or config} can say, found {scenario.strategy}",
         ))

@@ -12,7 +12,7 @@ from zsim.configs.exporters import EXPORTERS
 from zsim.configs.imported import Imported
 from zsim.configs.importers import IMPORTERS
 from zsim.configs.reading import read_config
-from zsim.errors import ArgumentError
+from zsim.errors import ArgumentError, listed
 from zsim.io.arguments import described, path_of
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.scenario_argument import require_scenario
@@ -38,7 +38,7 @@ def import_config(
     file = path_of(path, where="path", expected="the path of a config")
     if kind is not None and kind not in IMPORTERS:
         raise ArgumentError(
-            where="kind", expected=f"one of {', '.join(IMPORTERS)}", found=described(kind)
+            where="kind", expected=listed(IMPORTERS), found=described(kind)
         )
     answers = Answers(
         model=model, cluster=cluster, settings=dict(settings or {}), dropped=tuple(drop)
@@ -65,6 +65,6 @@ def export_config(scenario: Scenario, kind: str) -> Exported:
     require_scenario(scenario)
     if kind not in EXPORTERS:
         raise ArgumentError(
-            where="kind", expected=f"one of {', '.join(EXPORTERS)}", found=described(kind)
+            where="kind", expected=listed(EXPORTERS), found=described(kind)
         )
     return EXPORTERS[kind](scenario)

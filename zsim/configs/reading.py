@@ -16,7 +16,7 @@ from zsim.configs.importers import IMPORTERS
 from zsim.configs.importers.argument_text import shell_config
 from zsim.configs.importers.python_config import python_config
 from zsim.configs.notes import Notes
-from zsim.errors import ArgumentError, ScenarioError
+from zsim.errors import ArgumentError, ScenarioError, listed
 from zsim.io.files import not_a_file
 
 
@@ -54,14 +54,14 @@ def read_config(
         JSON_OR_YAML[path.suffix.lower()](documents.text_of(path), where=str(path))
     if chosen is None:
         raise ArgumentError(
-            where=str(path), expected=f"a config of {', '.join(IMPORTERS)}", found="none of them",
+            where=str(path), expected=f"a config of {listed(IMPORTERS)}", found="none of them",
             remedy="name the kind: zsim import KIND FILE",
         )
     importer = IMPORTERS[chosen]
     parse = importer.parsers.get(path.suffix.lower())
     if parse is None:
         raise ArgumentError(
-            where=str(path), expected=f"a file of {chosen}, {', '.join(importer.parsers)}",
+            where=str(path), expected=f"a file of {chosen} that ends in {listed(importer.parsers)}",
             found=path.suffix or "no suffix",
         )
     notes = Notes(where=str(path))

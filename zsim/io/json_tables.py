@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from pydantic import AfterValidator, ConfigDict, Strict, TypeAdapter, ValidationError, create_model
 from pydantic import Field as Limits
 
-from zsim.errors import visible
+from zsim.errors import listed, visible
 from zsim.io import pydantic_words
 from zsim.io.limits import MAX_INT
 
@@ -81,5 +81,5 @@ def complaint(error: ValidationError, *, signs: Collection[str] = ()) -> tuple[s
     if kind == "extra_forbidden":
         expected = "no such key"
     elif kind.startswith("union_tag"):
-        expected = f"a row that begins with one of {', '.join(signs)}"
+        expected = f"a row that begins with {listed(signs)}"
     return "".join(steps).removeprefix("."), expected, pydantic_words.found_text(first)

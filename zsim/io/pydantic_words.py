@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from ast import literal_eval
 from collections.abc import Mapping
 from difflib import get_close_matches
 from math import ceil, floor, isfinite
 from typing import Any
 
-from zsim.errors import MOST_INT, shown
+from zsim.errors import MOST_INT, listed, shown
 
 EXPECTED: Mapping[str, str] = {
     "missing": "a value",
@@ -21,7 +22,6 @@ EXPECTED: Mapping[str, str] = {
     "tuple_type": "a list",
     "dict_type": "{table}",
     "model_type": "{table}",
-    "literal_error": "{expected}",
     "greater_than_equal": "at least {ge:,}",
     "greater_than": "more than {gt:,}",
     "less_than_equal": "at most {le:,}",
@@ -30,20 +30,23 @@ EXPECTED: Mapping[str, str] = {
     "string_too_long": "at most {max_length:,} characters",
 }
 """The words for each kind of error; in braces its bounds."""
+_LITERAL = re.compile(r"'[^']*'|[^\s,']+(?=,| or |$)")
+"""A value of pydantic's list of literals, as Python writes it."""
 
 
-def expected_text(error: Mapping[str, Any], *, table: str = "a table") -> str:
-    """The value that one of a ValidationError's `errors()` expected; a `table` is called so."""
+def expected_text(
+    error: Mapping[str, Any], *, table: str = "a table", alone: bool = True
+) -> str:
+    """The value that one of a ValidationError's `errors()` expected; a `table` is called so, and
+    words have quotes unless they stand `alone`."""
     kind = error["type"]
     bounds = {name: _whole(bound) for name, bound in error.get("ctx", {}).items()}
+    if kind == "literal_error":
+        values = [literal_eval(text) for text in _LITERAL.findall(error["ctx"]["expected"])]
+        return listed(values if alone else map(shown, values))
     if kind not in EXPECTED:
         return str(error["msg"][:200].removeprefix("Value error, ").removeprefix("expected "))
-    text = EXPECTED[kind].format(**bounds, table=table)
-    if kind != "literal_error":
-        return text
-    for python, written in (("'", '"'), ("True", "true"), ("False", "false")):
-        text = text.replace(python, written)  # as TOML and JSON have it
-    return text
+    return EXPECTED[kind].format(**bounds, table=table)
 
 
 def found_text(error: Mapping[str, Any]) -> str:
@@ -65,7 +68,7 @@ def remedy_text(error: Mapping[str, Any]) -> str:
         return ""
     if not isfinite(value) or abs(value) > MOST_INT:
         return ""
-    return f"write {' or '.join(dict.fromkeys([str(floor(value)), str(ceil(value))]))}"
+    return f"write {listed(dict.fromkeys([floor(value), ceil(value)]))}"
 
 
 def _whole(bound: Any) -> Any:

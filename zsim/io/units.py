@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from zsim.errors import ZsimError
+from zsim.errors import ZsimError, listed
 
 _PREFIX = {
     "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30,
@@ -52,7 +52,7 @@ def _parse(text: str, units: dict[str, Decimal], *, example: str) -> Decimal:
     if match is None or match[2] not in units:
         raise UnitError(
             where="quantity",
-            expected=f'a number and one of {", ".join(unit for unit in units if unit)} (as '
+            expected=f'a number of {listed(unit for unit in units if unit)} (as '
                      f'"{example}")',
             found=f'"{text[:40]}"',
             remedy="" if match is None else _remedy(match[1], match[2], units),
@@ -64,7 +64,7 @@ def _remedy(number: str, unit: str, units: dict[str, Decimal]) -> str:
     """The readings of a prefix without a unit, such as "80G"; "" for any other mistake."""
     meant = [known for known in units if unit and unit in _PREFIX and known.startswith(unit)]
     return (
-        f"say which is meant: {' or '.join(f'{number} {known}' for known in meant)}"
+        f"say which is meant: {listed(f'{number} {known}' for known in meant)}"
         if meant
         else ""
     )
@@ -78,8 +78,8 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("80G")
     Traceback (most recent call last):
         ...
-    zsim.io.units.UnitError: quantity: expected a number and one of B, kB, MB, GB, TB, KiB, MiB, \
-GiB, TiB (as "80 GiB"), found "80G"; say which is meant: 80 GB or 80 GiB
+    zsim.io.units.UnitError: quantity: expected a number of B, kB, MB, GB, TB, KiB, MiB, GiB \
+or TiB (as "80 GiB"), found "80G"; say which is meant: 80 GB or 80 GiB
     """
     return int(_parse(text, BYTES, example="80 GiB").to_integral_value())
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal, cast
 
+from zsim.errors import listed
 from zsim.ir.mesh import AXES, Mesh
 from zsim.ir.ops import Op
 from zsim.ir.text import bad_line, format_op, parse_op
@@ -208,7 +209,7 @@ def _rank_programs(lines: Iterable[tuple[int, str]]) -> Iterator[RankProgram]:
 def _part(line: str, start: int, number: int) -> StepPart:
     match = re.fullmatch(rf"part ({'|'.join(PARTS)})(?: (\d{{1,7}}))?", line)
     if match is None:
-        raise bad_line(number, line, f"part {' or '.join(PARTS)}, then its micro-batch")
+        raise bad_line(number, line, f"part {listed(PARTS)}, then its micro-batch")
     return StepPart(cast(PartName, match[1]), start, int(match[2] or 0))
 
 
@@ -216,7 +217,7 @@ def _rank_program(
     phases: dict[str, list[Op]], parts: dict[str, list[StepPart]], number: int
 ) -> RankProgram:
     if tuple(phases) not in (PHASES, SECTIONS):
-        raise bad_line(number, " ".join(phases), f"the phases {', '.join(PHASES)}, with or "
+        raise bad_line(number, " ".join(phases), f"the phases {listed(PHASES, 'and')}, with or "
                                                  f"without {SECOND} before the last")
     return RankProgram(
         **{name: tuple(ops) for name, ops in phases.items()},

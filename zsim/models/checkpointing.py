@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from zsim.errors import shown
+from zsim.errors import listed, shown
 from zsim.models.operators import Operator
 from zsim.models.spec import ModelSpec
 
@@ -102,7 +102,7 @@ def problems(
         ("recompute", policy.recompute, kinds), ("save", policy.save, SAVEABLE)
     ):
         yield from (
-            f"{key}.{option}: expected some of {', '.join(known)}, found {shown(word)}"
+            f"{key}.{option}: expected some of {listed(known, 'and')}, found {shown(word)}"
             for word in names
             if word not in known
         )

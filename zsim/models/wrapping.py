@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal
 
-from zsim.errors import shown
+from zsim.errors import listed, shown
 from zsim.models.operators import Operator
 from zsim.models.spec import (
     PART,
@@ -328,7 +328,7 @@ def _nested_problems(policy: Wrapping, model: ModelSpec) -> Iterator[str]:
             if not any(op.weight for op in operators):
                 yield (
                     f"wrapping.nested: {block.path} has no module {shown(name)} with parameters; "
-                    f"it has {', '.join(known)}"
+                    f"it has {listed(known, 'and')}"
                 )
                 return
             if indices != list(range(indices[0], indices[-1] + 1)) or len(read) != 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast, get_args
 
 from zsim.cluster.cluster import ClusterSpec
-from zsim.errors import ArgumentError
+from zsim.errors import ArgumentError, listed
 from zsim.io.arguments import described
 from zsim.ir.ops import Kernel
 from zsim.ir.run import RunRecord
@@ -89,11 +89,11 @@ class RunOptions:
                     found="ranks together with all_ranks", remedy="leave one of the two out",
                 )
         if self.interpreter not in (None, *INTERPRETERS):
-            raise _unfit("interpreter", " or ".join(INTERPRETERS), self.interpreter)
+            raise _unfit("interpreter", listed(INTERPRETERS), self.interpreter)
         if self.device not in (None, *get_args(Device)):
-            raise _unfit("device", " or ".join(get_args(Device)), self.device)
+            raise _unfit("device", listed(get_args(Device)), self.device)
         if self.numerics not in (None, *NUMERICS_MODES):
-            raise _unfit("numerics", ", ".join(NUMERICS_MODES), self.numerics)
+            raise _unfit("numerics", listed(NUMERICS_MODES), self.numerics)
         if self.module is not None and self.emulated_on is not None:
             raise ArgumentError(
                 where="compute emulated", expected="a model of the scenario",

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from zsim.errors import ArgumentError
+from zsim.errors import ArgumentError, listed
 from zsim.io.arguments import described
 from zsim.io.notebook.html_table import html_table
 from zsim.io.units import counted
@@ -136,7 +136,7 @@ def compare_records(
 
     if unknown := [name for name in required if name not in ASPECTS]:
         raise ArgumentError(
-            where="require", expected=f"some of {', '.join(ASPECTS)} in a tuple",
+            where="require", expected=f"some of {listed(ASPECTS, 'and')} in a tuple",
             found=described(unknown[0]), remedy='as require=("time",)',
         )
     return Comparison(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from zsim.cluster.testbed import Layout, with_slow_hosts
 from zsim.engine.faults.fault import SlowLink
-from zsim.errors import ArgumentError, BackendUnavailableError
+from zsim.errors import ArgumentError, BackendUnavailableError, listed
 from zsim.scenario.scenario import Scenario
 
 REASONS = {
@@ -24,11 +24,10 @@ def require(scenario: Scenario, kinds: Sequence[str], *, backend: str) -> None:
     backend can have."""
     for number, fault in enumerate(scenario.faults):
         if fault.kind not in kinds:
-            known = ", ".join(kinds) or "none"
             reason = REASONS.get(fault.kind, "ranks over gloo have it, started by zsim itself")
             raise BackendUnavailableError(
                 where=f"{scenario.name}: faults[{number}].kind",
-                expected=f"a fault that ranks of {backend} can have ({known})",
+                expected=f"a fault that ranks of {backend} can have ({listed(kinds)})",
                 found=fault.kind, remedy=f"{reason}; the backend sim has all of them",
             )
 

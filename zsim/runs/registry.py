@@ -15,7 +15,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from importlib.metadata import EntryPoint, entry_points
 from typing import get_args
 
-from zsim.errors import BackendUnavailableError, ZsimError
+from zsim.errors import BackendUnavailableError, ZsimError, listed
 from zsim.io.arguments import described
 from zsim.ir.program import PHASES
 from zsim.ir.run import RunRecord
@@ -62,7 +62,7 @@ def find(name: str, *, where: str = "backend") -> Backend:
             if near
             else "`zsim list backends` names those that are installed"
         )
-        expected = f"one of {', '.join(sorted(entries))}"
+        expected = listed(sorted(entries))
         raise UnknownBackendError(
             where=where, expected=expected, found=described(name), remedy=remedy
         )
@@ -110,7 +110,7 @@ def capabilities(backend: Backend) -> Capabilities:
     if answer.device not in devices:
         where = f"backend {backend.name}: capabilities.device"
         raise BackendError(
-            where=where, expected=f"one of {', '.join(devices)}, which plan() knows",
+            where=where, expected=f"{listed(devices)}, which plan() knows",
             found=repr(answer.device)[:60],
         )
     return answer

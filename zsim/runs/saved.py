@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zsim.errors import ZsimError, shown
+from zsim.errors import ZsimError, listed, shown
 from zsim.io import files
 from zsim.io.json_reader import TwiceError, loads
 from zsim.ir.program import PHASES
@@ -146,7 +146,7 @@ def _representatives_fit(run: RunRecord) -> bool:
 LAWS: tuple[tuple[Callable[[RunRecord], bool], str], ...] = (
     (_mesh_fits, "{run.mesh} for {run.world_size} ranks"),
     (_ranks_fit, "ranks that are there twice or outside the world"),
-    (_phases_fit, f"a phase that is none of {', '.join(PHASES)}"),
+    (_phases_fit, f"a phase that is none of {listed(PHASES)}"),
     (lambda run: not (run.complete and run.failure), "a failure in a Run that says it is complete"),
     (_representatives_fit, "representatives that are not among its ranks"),
 )

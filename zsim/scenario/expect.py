@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from zsim.errors import ScenarioError, ZsimError, shown
+from zsim.errors import ScenarioError, ZsimError, listed, shown
 from zsim.io.units import (
     OPERATORS,
     WHOLE,
@@ -158,7 +158,7 @@ def expectation(name: str, written: int | str) -> Expectation:
     key = f"expect.{name[:60]}"
     if name not in FIGURES:
         near = difflib.get_close_matches(name, FIGURES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(FIGURES)}"
+        hint = f"did you mean {near[0]}?" if near else f"known are {listed(FIGURES, 'and')}"
         raise ScenarioError((f"{key}: unknown key, {hint}",))
     figure = FIGURES[name]
     if figure.show is _format_bool:
@@ -197,7 +197,7 @@ def expectation(name: str, written: int | str) -> Expectation:
 def _comparison(error: UnitError, written: str) -> str:
     """The complaint about a comparison, of which the `error` knows only the quantity."""
     whole = ZsimError(
-        where="", expected=f"a comparison ({', '.join(OPERATORS)}) with {error.expected}",
+        where="", expected=f"a comparison ({listed(OPERATORS)}) with {error.expected}",
         found=shown(written), remedy=error.remedy,
     )
     return whole.complaint

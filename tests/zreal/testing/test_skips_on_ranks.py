@@ -108,7 +108,7 @@ MISTAKES = {
     "2, 4": "marker ranks: expected a number of ranks, timeout and backend, found 4; ",
     "2, size=4": 'marker ranks: expected a number of ranks, timeout and backend, found "size"; ',
     "2, timeout=0": "marker ranks: timeout: expected seconds, more than 0, found 0; ",
-    "2, backend='mpi'": 'marker ranks: backend: expected one of gloo, nccl, found "mpi"; ',
+    "2, backend='mpi'": 'marker ranks: backend: expected gloo or nccl, found "mpi"; ',
     "2, backend='threads'": "marker ranks: backend: expected processes, of gloo or nccl, since "
                             "threads share torch's state and its crashes, found \"threads\"; ",
 }

@@ -165,11 +165,11 @@ def test_sparse_gradients_are_refused_with_the_operator_that_makes_them_and_what
 
 @pytest.mark.parametrize(("module", "inputs", "options", "message"), [
     (Plain, X, {"dtype": "bf16"},
-     "dtype: expected one of float32, bfloat16, float16, found 'bf16'"),
-    (Plain, X, {"device": "tpu"}, "device: expected one of cpu, cuda, found 'tpu'"),
+     "dtype: expected float32, bfloat16 or float16, found 'bf16'"),
+    (Plain, X, {"device": "tpu"}, "device: expected cpu or cuda, found 'tpu'"),
     (Plain().double(), X, {},
-     "layers.0.weight: expected parameters in one of float32, "
-     "bfloat16, float16, found float64; cast"),
+     "layers.0.weight: expected parameters in float32, "
+     "bfloat16 or float16, found float64; cast"),
     (Plain().double(), X, {"dtype": "float32"},
      "layers.0.weight: expected parameters in float32, found float64; cast the"),
     (Plain().bfloat16(), X, {"dtype": "float32"},

@@ -129,5 +129,5 @@ def test_autocast_over_narrow_parameters_is_refused(parameters: str) -> None:
 def test_an_unknown_autocast_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ScenarioError) as refused:
         scenario('autocast = "fp32"')
-    assert refused.value.problems == ('x.toml: precision.autocast: expected "none", "bf16" or '
-                                      '"fp16", found "fp32"',)
+    assert refused.value.problems == ('x.toml: precision.autocast: expected none, bf16 or '
+                                      'fp16, found "fp32"',)

@@ -77,7 +77,7 @@ def bare(checkpointing: Checkpointing = NO_CHECKPOINTING) -> HookVariant:
 MODEL = model()
 WITHOUT_TRACES = ("deepspeed3",)
 """Strategies that refuse traced models, as their trace follows the units of a family."""
-SIGNS = "expected a row that begins with one of +, -, gradient, accumulated, node over"
+SIGNS = "expected a row that begins with +, -, gradient, accumulated, node over"
 
 
 def test_a_model_and_what_is_read_from_its_json_are_equal(tmp_path: Path) -> None:
@@ -395,9 +395,9 @@ def changed(change: Callable[[Any], Any]) -> bytes:
     (lambda t: t.update(more=1), "file: more: expected no such key, found 1"),
     (lambda t: t.pop("units"), "file: units: expected a value, found nothing"),
     (lambda t: t.update(dtype="int64"),
-     'file: dtype: expected "float32", "bfloat16" or "float16", found "int64"'),
+     'file: dtype: expected float32, bfloat16 or float16, found "int64"'),
     (lambda t: t.update(devices=["**/*"]),
-     'file: devices[0]: expected "cpu" or "cuda", found "**/*"'),
+     'file: devices[0]: expected cpu or cuda, found "**/*"'),
     (lambda t: t["batch"].update(micro_batch=-1),
      "file: batch.micro_batch: expected at least 0, found -1"),
     (lambda t: t.update(buffer_nbytes=2**63), "file: buffer_nbytes: expected at most 9,223"),
@@ -412,7 +412,7 @@ def changed(change: Callable[[Any], Any]) -> bytes:
     (lambda t: t["units"][1]["parameters"][0].update(shape=[2**40] * 2),
      "file: units[1].parameters[0]: expected at most 2^63 - 1 elements"),
     (lambda t: memory(t).append(["+", "y", "gold", 1]),
-     'modules[0].lowered.forward.memory[4][2]: expected "parameters", "gradients"'),
+     'modules[0].lowered.forward.memory[4][2]: expected parameters, gradients'),
     (lambda t: memory(t).append(["run", "y"]), SIGNS),
     (lambda t: memory(t).append(["+", "y", "activations", 1]), "y: expected a buffer that"),
     (lambda t: t["modules"][0]["reads"].append(["head.weight", ""]), "mlp-tiny"),

@@ -327,16 +327,16 @@ strategy = { name = "hsdp", dp_replicate = 2, dp_shard = 12 }
     (["run", FSDP2, "--bogus"], 2, "usage: zsim run "),
     (["run", FSDP2, "--bogus"], 2, "unknown option --bogus"),
     (["validate", FSDP2, "--backend", "fake"], 2, "unknown option --backend fake; "
-                                                  "an option of run, calibrate\n"),
+                                                  "an option of run and calibrate\n"),
     (["validate", FSDP2, "--compute", "emulate"], 2,
-     "zsim: --compute: expected one of real, emulated, found 'emulate'; did you mean "
+     "zsim: --compute: expected real or emulated, found 'emulate'; did you mean "
      "emulated?\n"),
     (["run", FSDP2, "--timeout", "nan"], 2, "zsim: --timeout: expected seconds between 0 "
                                             "and 86400, found nan"),
     (["run"], 2, "SCENARIO"), (["run", "none.toml"], 2, "none.toml: no such file"),
-    (["run", FSDP2, "--backend", "ech"], 2, "zsim: --backend: expected one of broken, "),
+    (["run", FSDP2, "--backend", "ech"], 2, "zsim: --backend: expected broken, "),
     (["run", FSDP2, "--backend", "ech"], 2, "did you mean echo?"),
-    (["validate", FSDP2, "--against", "ech"], 2, "zsim: --against: expected one of broken, "),
+    (["validate", FSDP2, "--against", "ech"], 2, "zsim: --against: expected broken, "),
     (["run", FSDP2, "--backend", "gone"], 3, "pip install 'zsim[real]'"),
     (["validate", FSDP2, "--against", "sim"], 2, "zsim: --against: expected a backend "
                                                  "that runs for real, found sim"),
@@ -347,7 +347,7 @@ strategy = { name = "hsdp", dp_replicate = 2, dp_shard = 12 }
     (["run", FSDP2, "--timeout", "nan"], 2, "expected seconds"),
     (["compare", "none.json", "none.json"], 2, "none.json: expected a saved Run"),
     (["show", "none.toml"], 2, "none.toml: no such file"),
-    (["list", "wishes"], 2, "zsim: zsim list: expected one of scenarios, models, "),
+    (["list", "wishes"], 2, "zsim: zsim list: expected scenarios, models, "),
 ])
 def test_bad_usage_is_answered_in_words(capsys, arguments, code, message):
     assert main(arguments) == code

@@ -78,7 +78,7 @@ def test_a_folder_that_is_made_for_a_result_is_told_before_the_work(tmp_path, ca
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    (["--strategy", "fsdp9"], "zsim new: strategy.name: expected one of"),
+    (["--strategy", "fsdp9"], "zsim new: strategy.name: expected ddp, zero1"),
     (["--strategy", "ddp", "--model", "gpt-tyni"], "did you mean gpt-tiny?"),
     (["--strategy", "ddp", "--ranks", "many"], "cluster.ranks: expected a whole number"),
 ])

@@ -90,7 +90,7 @@ def test_a_cap_widens_the_band_by_its_part_of_the_law() -> None:
      "cluster.power: expected 280 W to 700 W, at least 40% of what H100 SXM 80 GB may draw, found "
      "200 W"),
     ({"power": "500"},
-     'cluster.power: expected a number and one of W, kW (as "500 W"), found "500"'),
+     'cluster.power: expected a number of W or kW (as "500 W"), found "500"'),
     ({"power": "500 W", "device": "l4-24"},
      "cluster.power: expected 29 W to 72 W, at least 40% of what L4 24 GB may draw, found 500 W"),
     ({"preset": "cpu-gloo", "ranks": 2, "power": "500 W"},

@@ -101,8 +101,8 @@ def test_accelerate_may_name_a_ds_config_beside_it(tmp_path):
 @pytest.mark.parametrize(("text", "said"), [
     (FSDP + "  fsdp_versoin: 2\n", "fsdp_config.fsdp_versoin: unknown key, did you mean version?"),
     (FSDP + "  fsdp_min_num_params: 100\n", "units by size"),
-    (FSDP + "  fsdp_sharding_strategy: HALF\n", "expected one of FULL_SHARD"),
-    (YAML.format(kind="MEGATRON_LM", precision="no"), "distributed_type: expected one of NO"),
+    (FSDP + "  fsdp_sharding_strategy: HALF\n", "expected FULL_SHARD"),
+    (YAML.format(kind="MEGATRON_LM", precision="no"), "distributed_type: expected NO"),
     (YAML.format(kind="FSDP", precision="no") + "parallelism_config:\n  cp_size: 2\n",
      "parallelism_config.cp_size: expected 1, found 2"),
     (YAML.format(kind="FSDP", precision="no").replace("machines: 1", "machines: 3"),

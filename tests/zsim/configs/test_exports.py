@@ -13,7 +13,6 @@ from tests.support.configs import imported
 from zsim import ArgumentError, Scenario, ScenarioError, load, simulate
 from zsim.cli.main import main
 from zsim.configs.exported import Exported
-from zsim.configs.exporters import EXPORTERS
 from zsim.configs.front import export_config
 from zsim.scenario.plan import planned
 
@@ -166,18 +165,18 @@ def test_units_that_a_kind_makes_otherwise_are_told(kind):
 
 
 @pytest.mark.parametrize(("kind", "able"), [
-    ("deepspeed", "ddp, deepspeed1"), ("torchtitan", "ddp, fsdp2, hsdp"),
+    ("deepspeed", "ddp, deepspeed1"), ("torchtitan", "ddp, fsdp2 or hsdp"),
     ("accelerate", "ddp, fsdp1"),
-    ("fully_shard", "fsdp2, hsdp"),
+    ("fully_shard", "fsdp2 or hsdp"),
 ])
 def test_a_strategy_that_a_tool_does_not_have_is_refused(kind, able):
     scenario = load(FSDP2).with_(strategy={"name": "zero_redundancy"})
-    with pytest.raises(ScenarioError, match=f"strategy.name: expected one of {able}"):
+    with pytest.raises(ScenarioError, match=f"strategy.name: expected {able}"):
         export_config(scenario, kind)
 
 
 def test_a_kind_that_is_none_is_refused():
-    with pytest.raises(ArgumentError, match="kind: expected one of accelerate"):
+    with pytest.raises(ArgumentError, match="kind: expected accelerate"):
         export_config(load(FSDP2), "nowhere")
 
 
@@ -201,7 +200,8 @@ def test_the_command_writes_prints_and_names_what_is_left_out(tmp_path, capsys):
 
 def test_every_exporter_is_a_choice_of_the_command(capsys):
     assert main(["export", "nowhere", FSDP2]) == 2
-    assert f"expected one of {', '.join(EXPORTERS)}" in capsys.readouterr().err
+    able = "accelerate, chakra, deepspeed, fully_shard or torchtitan"
+    assert f"expected {able}" in capsys.readouterr().err
 
 
 def fields(message: bytes) -> dict[int, list[int | bytes]]:

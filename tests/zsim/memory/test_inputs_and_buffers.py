@@ -111,7 +111,7 @@ def test_zero_has_its_float32_gradients_in_the_program_and_none_are_assumed(
 
 
 def test_two_byte_parameters_are_not_stepped_by_float32_gradients() -> None:
-    with pytest.raises(ScenarioError, match='execution.accumulation: expected "eager" without'):
+    with pytest.raises(ScenarioError, match='execution.accumulation: expected eager without'):
         scenario(MLP, precision="bf16").with_(
             precision={"parameters": "bf16", "master": False}, execution={"accumulation": "fp32"}
         )

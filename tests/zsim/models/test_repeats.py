@@ -123,7 +123,7 @@ def test_a_block_that_does_not_fit_its_own_output_is_refused() -> None:
 @pytest.mark.parametrize(("uses", "complaint"), [
     (0, "model.uses: expected at least 1 or a table, { key = value }, found 0"),
     ('{ times = 2, order = "twice" }',
-     'model.uses.order: expected "block" or "stack", found "twice"'),
+     'model.uses.order: expected block or stack, found "twice"'),
 ])
 def test_a_wrong_number_of_uses_is_named(uses: object, complaint: str) -> None:
     with pytest.raises(ScenarioError) as refused:

@@ -92,7 +92,7 @@ def test_ten_times_the_predicted_step_time_on_a_shipped_cluster_fails(tmp_path, 
 
 def test_requiring_an_aspect_that_nobody_knows_is_refused(capsys):
     assert main(["compare", "a.json", "b.json", "--require", "tmie"]) == 2
-    assert "expected some of order, bytes, memory, numerics, time, found 'tmie'" in (
+    assert "expected some of order, bytes, memory, numerics and time, found 'tmie'" in (
         capsys.readouterr().err
     )
     run, measured = a_pair(1)

@@ -60,7 +60,7 @@ def without_phases() -> RunRecord:
     (Theirs(sees="everything"),
      "backend theirs: expected zsim.runs.backend.Capabilities, found str"),
     (Theirs(device="tpu"),
-     "backend theirs: capabilities.device: expected one of cpu, cuda, which plan() knows, "
+     "backend theirs: capabilities.device: expected cpu or cuda, which plan() knows, "
      "found 'tpu'"),
     (Theirs(ranks=()), "backend theirs: expected a whole Run, found one without ranks"),
     (Theirs(ranks=None), "backend theirs: expected a whole Run, found a damaged one"),

@@ -63,7 +63,7 @@ def test_listing_imports_no_backend(monkeypatch):
 
 def test_an_unknown_backend_is_bad_usage_with_a_suggestion(monkeypatch):
     offer(monkeypatch, gloo="x:y")
-    with pytest.raises(registry.UnknownBackendError, match="expected one of gloo, sim, found "
+    with pytest.raises(registry.UnknownBackendError, match="expected gloo or sim, found "
                                                            "\"glo\"; did you mean gloo"):
         registry.find("glo")
 

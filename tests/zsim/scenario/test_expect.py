@@ -27,14 +27,14 @@ def test_an_entry_is_a_comparison_with_a_number(name, written, operator, value):
     ("peak_memory", "<= 5 ms", "expect.peak_memory: "),
     ("exposed_communication", 10, "expect.exposed_communication: expected text with a unit"),
     ("exposed_communication", "<= 10", "expect.exposed_communication: expected a comparison "
-                                       "(<=, >=, ==, <, >) with a share with its unit"),
+                                       "(<=, >=, ==, < or >) with a share with its unit"),
     ("peak_memory", "70 GiB", 'expect.peak_memory: expected a comparison, as "<= 70 GiB", '
                               'found "70 GiB"'),
     ("peak_memory", "212744", 'expect.peak_memory: expected a comparison, as "<= 212744"'),
     ("mfu", "40 %", 'expect.mfu: expected a comparison, as "<= 40 %", found "40 %"'),
     ("step_time", "5 ms", 'expect.step_time: expected a comparison, as "<= 5 ms"'),
-    ("peak_memory", "<= 80G", "expect.peak_memory: expected a comparison (<=, >=, ==, <, >) "
-                              "with a number and one of B, kB, MB, GB, TB, KiB, MiB, GiB, "
+    ("peak_memory", "<= 80G", "expect.peak_memory: expected a comparison (<=, >=, ==, < or >) "
+                              "with a number of B, kB, MB, GB, TB, KiB, MiB, GiB or "
                               'TiB (as "80 GiB"), found "<= 80G"; say which is meant: 80 GB '
                               "or 80 GiB"),
     ("peak_memory", "<= 1,5 GiB", "expect.peak_memory: "),

@@ -113,7 +113,7 @@ def test_the_published_schema_is_in_step():
                                    "not modelled yet"),
         ('"fsdp2"', '"fsdp3"', "did you mean fsdp2?"),
         ('"auto", sync', '"atuo", sync', 'x.toml: strategy.reshard_after_forward: expected '
-                                         '"auto" or '),
+                                         '"auto", true, false or a whole number'),
         ("all_gathers", "all_gather", "x.toml: expect.all_gather: unknown key, did you mean "
                                       "all_gathers?"),
         ("all_gathers = 18", 'peak_memory = "<= 80G"', "x.toml: expect.peak_memory: "),

@@ -110,7 +110,7 @@ def test_a_block_that_forward_passes_by_is_wrapped_anew_too() -> None:
 @pytest.mark.parametrize(("wrapping", "more", "complaint"), [
     ('nested = ["ff"]', {},
      'wrapping.nested: blocks.0 has no module "ff" with parameters; '
-     "it has ln_1, attn, ln_2, mlp"),
+     "it has ln_1, attn, ln_2 and mlp"),
     ('nested = ["attn", "attn.q"]', {},
      "wrapping.nested: expected modules apart from each other, found attn.q in attn; take "
      "one of the two"),

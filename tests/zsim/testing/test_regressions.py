@@ -149,7 +149,7 @@ def test_limits_that_cannot_be_read_are_usage_errors(saved, text):
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert (
         'ERROR: --zero-fail-if: expected limits as "peak:+2%,step:+5%", of peak, first_peak, step, '
-        "exposed, sent, collectives, found "
+        "exposed, sent and collectives, found "
     ) in result.stderr.str()
 
 

@@ -92,7 +92,7 @@ def test_a_fixture_of_the_users_own_called_zero_is_left_alone(sessions):
 
 
 MISTAKES = {
-    "backend='glo'": 'backend: expected one of fake, gloo, nccl, sim, found "glo"; did you mean '
+    "backend='glo'": 'backend: expected fake, gloo, nccl or sim, found "glo"; did you mean '
                      "gloo?",
     "backend=['sim', 5]": 'marker zero: backend: expected a backend or a list, as ["sim", "gloo"], '
                           "found a list",
@@ -105,9 +105,9 @@ MISTAKES = {
                       '"2"',
     "world_size=True": "marker zero: world_size: expected numbers of ranks, as 4 or [2, 4], found "
                        "True",
-    "wold_size=2": 'marker zero: expected the keywords scenario, world_size, backend, found '
+    "wold_size=2": 'marker zero: expected the keywords scenario, world_size and backend, found '
                    '"wold_size"; @pytest.mark.zero(backend=[…])',
-    "'gloo'": 'marker zero: expected the keywords scenario, world_size, backend, found "gloo"; '
+    "'gloo'": 'marker zero: expected the keywords scenario, world_size and backend, found "gloo"; '
               "@pytest.mark.zero(backend=[…])",
     "scenario=5": "marker zero: scenario: expected a Scenario or the path of its file, found 5",
 }

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from zsim.analysis.lint import key_rules, order_rules, unit_rules
 from zsim.analysis.lint.case import LintCase
 from zsim.analysis.lint.finding import LintFinding
-from zsim.errors import ArgumentError, ScenarioError, shown
+from zsim.errors import ArgumentError, ScenarioError, listed, shown
 from zsim.io.arguments import described
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.scenario_argument import require_scenario
@@ -73,7 +73,7 @@ def lint(scenario: Scenario, *, ignore: Collection[str] = ()) -> tuple[LintFindi
     ['flat-mesh']
     """
     require_scenario(scenario)
-    expected = f"rules of {', '.join(RULES)}"
+    expected = f"rules of {listed(RULES, 'and')}"
     if not isinstance(ignore, Collection):
         raise ArgumentError(where="ignore", expected=expected, found=described(ignore))
     for name in [ignore] if isinstance(ignore, str) else ignore:

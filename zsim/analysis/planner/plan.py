@@ -16,7 +16,7 @@ from zsim.analysis.planner.option import Option, dominates
 from zsim.analysis.planner.search import searched
 from zsim.analysis.planner.space import PlanCase, Refused, cases, space_of
 from zsim.analysis.planner.table import Plan, Request
-from zsim.errors import ArgumentError, ScenarioError, shown
+from zsim.errors import ArgumentError, ScenarioError, listed, shown
 from zsim.io.arguments import described
 from zsim.runs import fault_support
 from zsim.scenario.scenario import Scenario
@@ -93,7 +93,7 @@ def _request(
             remedy="a budget is for GPU hours of training on so many tokens",
         )
     if goal not in GOALS:
-        raise ArgumentError(where="goal", expected=" or ".join(GOALS), found=shown(goal))
+        raise ArgumentError(where="goal", expected=listed(GOALS), found=shown(goal))
     return Request(tokens=tokens, days=days, price=price, budget=budget, goal=goal)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.analysis.sweep.axes import SweepError
 from zsim.analysis.sweep.printed import computed, short
+from zsim.errors import listed
 from zsim.io import files
 from zsim.io.extras import library
 
@@ -21,7 +22,7 @@ def require(path: Path) -> None:
     """SweepError for a file of another ending, or where matplotlib is not installed."""
     if path.suffix not in ENDINGS:
         raise SweepError(
-            where=f"--plot {path}", expected=f"a file that ends in {', '.join(ENDINGS)}",
+            where=f"--plot {path}", expected=f"a file that ends in {listed(ENDINGS)}",
             found=path.suffix or "no ending",
         )
     _figure()

@@ -16,6 +16,7 @@ from typing import Any
 from zsim.analysis.sweep import printed
 from zsim.analysis.sweep.axes import Axes, SweepError
 from zsim.analysis.sweep.point import FIGURES, Row
+from zsim.errors import listed
 from zsim.io import files
 from zsim.io.notebook.data_frame import data_frame
 
@@ -127,7 +128,7 @@ def require(path: Path) -> None:
     """SweepError for a file of another ending, or of Parquet without pyarrow."""
     if path.suffix not in ENDINGS:
         raise SweepError(
-            where=f"-o {path}", expected=f"a file that ends in {', '.join(ENDINGS)}",
+            where=f"-o {path}", expected=f"a file that ends in {listed(ENDINGS)}",
             found=path.suffix or "no ending",
         )
     if path.suffix == ".parquet":

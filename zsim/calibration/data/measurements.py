@@ -24,6 +24,7 @@ from zsim.calibration.records import (
     content,
     decoded,
 )
+from zsim.errors import listed
 from zsim.io.files import obstacle
 
 MAX_FILES = 1000
@@ -57,7 +58,7 @@ def files(folder: Path) -> Listing:
         name = path.relative_to(folder).as_posix()
         reason = _no_plain_file(path)
         if not reason and path.suffix.lower() not in SUFFIXES:
-            reason = f"not a measurement file: its name does not end in {', '.join(SUFFIXES)}"
+            reason = f"not a measurement file: its name does not end in {listed(SUFFIXES)}"
         elif not reason and len(paths) >= MAX_FILES:
             reason = f"more than {MAX_FILES:,} files in the folder"
         if reason:

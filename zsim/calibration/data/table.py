@@ -30,7 +30,7 @@ from zsim.calibration.records import (
     decoded,
 )
 from zsim.cluster.collectives.nccl.tuner import Algorithm
-from zsim.errors import Caveat, ScenarioError, ZsimError, shown
+from zsim.errors import Caveat, ScenarioError, ZsimError, listed, shown
 from zsim.io import limits
 from zsim.io.units import parse_bytes, parse_time
 from zsim.scenario import scenario
@@ -140,7 +140,7 @@ def _of_header(columns: list[str], *, num_rows: int) -> list[str]:
     problems += [f"{name}: missing column" for name in needed if name not in columns]
     if not set(columns) & {*MEASURED, "measured.time"}:
         problems.append(f"{TIME}: missing column; a table has what was measured: "
-                        f"{', '.join(MEASURED)}")
+                        f"{listed(MEASURED)}")
     return problems
 
 
@@ -176,7 +176,7 @@ class _Row:
         peaks = {name: nbytes for name, nbytes in sizes.items() if nbytes is not None}
         nanoseconds, about = self.read(TIME, _positive(parse_time)), self.about()
         if not self.problems and not (nanoseconds or peaks):
-            self.problems.append(f"{TIME}: expected one of {', '.join(MEASURED)}, found none")
+            self.problems.append(f"{TIME}: expected {listed(MEASURED)}, found none")
         table = {key: text for key, text in self.cells.items() if key not in (*MEASURED, *ABOUT)}
         made = [self.scenario(reading) for reading in self.readings(table)]
         if self.problems:
@@ -306,7 +306,7 @@ def _share(most: float) -> Callable[[str], float]:
 def _one_of(names: tuple[str, ...]) -> Callable[[str], Any]:
     def read(text: str) -> str:
         if text not in names:
-            raise ValueError(f"one of {', '.join(names)}{did_you_mean(text, names)}")
+            raise ValueError(f"{listed(names)}{did_you_mean(text, names)}")
         return text
 
     return read

@@ -19,7 +19,7 @@ from zsim.cluster.collectives.nccl.curves import CURVES
 from zsim.cluster.collectives.nccl.measured_curves import as_it_is
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
-from zsim.errors import Caveat
+from zsim.errors import Caveat, listed
 
 MISSED = 0.2
 """Median residual of a curve or of steps, as a share, from which on there is a caveat.
@@ -65,7 +65,7 @@ def of_steps(fitted: Fitted) -> Iterator[Caveat]:
     misses = {" ".join(filter(None, group)): _miss(errors) for group, errors in by_group.items()}
     bad = [f"{name} by {100 * miss:.0f} %" for name, miss in misses.items() if miss >= MISSED]
     if bad:
-        yield Caveat(f"the fit misses steps of {', '.join(bad)} in the median: {CHECK_STEPS}")
+        yield Caveat(f"the fit misses steps of {listed(bad, 'and')} in the median: {CHECK_STEPS}")
 
 
 def of_host(fitted: Fitted) -> Iterator[Caveat]:

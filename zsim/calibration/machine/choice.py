@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from zsim.calibration.machine import device_file, machine_file, shaped
 from zsim.cluster.cluster import ClusterSpec, load_cluster
-from zsim.errors import ArgumentError, ZsimError
+from zsim.errors import ArgumentError, ZsimError, listed
 from zsim.io.arguments import described, path_of
 from zsim.io.files import obstacle
 from zsim.runs import fault_support, simulator
@@ -88,7 +88,7 @@ def shape_links(
     """
     if compute not in COMPUTE_MODES:
         raise ArgumentError(
-            where="compute", expected=" or ".join(COMPUTE_MODES), found=described(compute)
+            where="compute", expected=listed(COMPUTE_MODES), found=described(compute)
         )
     if compute == "emulated":  # which options may refuse, before links are measured
         known = base or load_cluster("cpu-gloo", ranks=scenario.world_size)

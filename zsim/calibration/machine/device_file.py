@@ -18,6 +18,7 @@ from zsim.calibration.machine.device_fit import FittedConstant, FittedDevice
 from zsim.calibration.machine.fit import MachineError
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.cluster.devices import devices, is_called, load_device
+from zsim.errors import listed
 from zsim.presets import preset_table
 from zsim.runs.backend import Gpus
 from zsim.scenario.scenario import Scenario
@@ -45,7 +46,7 @@ def base_of(gpus: Gpus, preset: str) -> Base:
     device = next((name for name, own in known.items() if is_called(own.name, gpus.name)), "")
     if not device:
         raise MachineError(
-            where="this machine", expected=f"a GPU of {', '.join(known)}", found=gpus.name[:80],
+            where="this machine", expected=f"a GPU of {listed(known)}", found=gpus.name[:80],
             remedy="validate with the nearest of them as the scenario's cluster.device, or with "
                    "--cluster FILE.toml, your own copy of a cluster with the vendor's figures",
         )

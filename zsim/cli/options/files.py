@@ -8,6 +8,7 @@ from zsim.cli import arguments
 from zsim.cli.options import answers, shared
 from zsim.configs.exporters import EXPORTERS
 from zsim.configs.importers import IMPORTERS
+from zsim.errors import listed
 
 
 def export(command: argparse.ArgumentParser) -> None:
@@ -26,7 +27,7 @@ def import_config(command: argparse.ArgumentParser) -> None:
     """Add the options of `zsim import`."""
     command.add_argument(
         "files", nargs="+", type=arguments.path, metavar="[KIND] FILE",
-        help=f"a config ({' or '.join(IMPORTERS)}; without KIND, its content tells); or kineto and "
+        help=f"a config ({listed(IMPORTERS)}; without KIND, its content tells); or kineto and "
              "one trace of torch's profiler for each rank",
     )
     command.add_argument(

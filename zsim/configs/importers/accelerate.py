@@ -47,7 +47,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
         draft.put("strategy.name", "ddp")
         replicated_precision(draft, precision)
     else:
-        draft.notes.problem("distributed_type", f"expected one of NO, MULTI_GPU, MULTI_CPU, FSDP, "
+        draft.notes.problem("distributed_type", "expected NO, MULTI_GPU, MULTI_CPU, FSDP or "
                                                 f"DEEPSPEED, found {kind}")
     if kind != "DEEPSPEED":
         draft.batch(micro=None, accumulation=config.whole("gradient_accumulation_steps"))

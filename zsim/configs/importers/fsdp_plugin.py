@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from zsim.configs.config_keys import ConfigKeys
 from zsim.configs.draft import Draft
+from zsim.errors import listed
 
 SHARDINGS = {
     "FULL_SHARD": ("full", False), "SHARD_GRAD_OP": ("grad_op", False), "NO_SHARD": (None, False),
@@ -53,8 +54,8 @@ def _first(fsdp: ConfigKeys, draft: Draft, *, replicas: int) -> None:
     name = NUMBERS.get(value, "FULL_SHARD" if value == "TRUE" else
                        "SHARD_GRAD_OP" if value == "FALSE" else value)
     if name not in SHARDINGS:
-        draft.notes.problem(f"{fsdp.prefix}sharding_strategy", f"expected one of "
-                            f"{', '.join(SHARDINGS)}, found {value[:60]}")
+        draft.notes.problem(f"{fsdp.prefix}sharding_strategy",
+                            f"expected {listed(SHARDINGS)}, found {value[:60]}")
         return
     sharding, hybrid = SHARDINGS[name]
     prefetch, forward = fsdp.any("backward_prefetch"), fsdp.flag("forward_prefetch", False)
@@ -86,8 +87,8 @@ def _prefetch(value: object, fsdp: ConfigKeys, draft: Draft) -> str:
         str(value), "NO_PREFETCH" if value is None else str(value).upper()
     )
     if word not in PREFETCHES:
-        draft.notes.problem(f"{fsdp.prefix}backward_prefetch", f"expected one of "
-                            f"{', '.join(PREFETCHES)}, found {word[:60]}")
+        draft.notes.problem(f"{fsdp.prefix}backward_prefetch",
+                            f"expected {listed(PREFETCHES)}, found {word[:60]}")
     return PREFETCHES.get(word, "none")
 
 

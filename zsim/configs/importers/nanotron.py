@@ -11,6 +11,7 @@ from typing import Any
 from zsim.configs.config_keys import MODEL_PARALLEL, ConfigKeys
 from zsim.configs.draft import Draft
 from zsim.configs.importer import JSON_OR_YAML, Importer
+from zsim.errors import listed
 
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16",
           "float32": "fp32", "fp32": "fp32", "float": "fp32"}
@@ -88,7 +89,7 @@ def _model(table: ConfigKeys, draft: Draft, *, sharded: bool, wide: bool) -> Non
     """Put the model's sizes and dtypes, and the strategy in these dtypes."""
     dtype_text = table.text("dtype", "float32") or "float32"
     if dtype_text not in DTYPES:
-        draft.notes.problem("model.dtype", f"expected one of {', '.join(DTYPES)}, found "
+        draft.notes.problem("model.dtype", f"expected {listed(DTYPES)}, found "
                                            f"{dtype_text[:40]}")
     dtype = DTYPES.get(dtype_text, "fp32")
     draft.put("precision.parameters", dtype)

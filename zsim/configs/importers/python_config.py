@@ -13,7 +13,7 @@ from typing import Any
 
 from zsim.configs.config_keys import ARGUMENTS, CALLED
 from zsim.configs.documents import MAX_DEPTH, Config
-from zsim.errors import ScenarioError
+from zsim.errors import ScenarioError, listed
 
 STATEMENTS = "statements"
 """Key of a recipe's table: what of it is not executed."""
@@ -30,8 +30,7 @@ def python_config(text: str, *, where: str, recipe: str = "") -> Config:
     recipes = _recipes(tree)
     chosen = recipe or (next(iter(recipes)) if len(recipes) == 1 else "")
     if chosen not in recipes:
-        names = ", ".join(recipes) or "none"
-        raise ScenarioError((f"{where}: expected --recipe with one of {names[:2000]}, found "
+        raise ScenarioError((f"{where}: expected --recipe with {listed(recipes)[:2000]}, found "
                              f"{chosen or 'none'}",))
     try:
         return _Recipe(recipes, where).table(chosen, 0)

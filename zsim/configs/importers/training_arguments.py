@@ -13,6 +13,7 @@ from zsim.configs.config_keys import AUTO, TRUE, ConfigKeys
 from zsim.configs.draft import Draft
 from zsim.configs.importer import JSON_OR_YAML, Importer
 from zsim.configs.importers import accelerate, deepspeed, fsdp_plugin, training_scripts
+from zsim.errors import listed
 
 MAX_NORM = 1.0
 AXOLOTL, LLAMA_FACTORY = "base_model", "cutoff_len"
@@ -142,10 +143,8 @@ def _plugin(table: Any, options: list[str], draft: Draft, *, version: int) -> Co
         elif option == "offload":
             bare.setdefault("offload_params", True)
         elif option != "auto_wrap":
-            draft.notes.problem(
-                "fsdp", f"expected some of {', '.join(SHARDINGS)}, auto_wrap, offload, found "
-                        f"{option[:40]}"
-            )
+            able = listed((*SHARDINGS, "auto_wrap", "offload"), "and")
+            draft.notes.problem("fsdp", f"expected some of {able}, found {option[:40]}")
     if first:
         bare.setdefault("use_orig_params", True)
     return ConfigKeys(bare, draft.notes, "fsdp_config.")

@@ -18,6 +18,7 @@ from math import ceil
 from zsim.cluster.devices import Device
 from zsim.engine.costs import float8
 from zsim.engine.execution import EAGER, Execution
+from zsim.errors import listed
 from zsim.ir.ops import (
     ACCUMULATE,
     LOSS_STEP,
@@ -92,10 +93,9 @@ def problems(execution: Execution, device: Device) -> Iterator[str]:
             f"{device.name}"
         )
     if device.attention and execution.attention_kernels not in device.attention:
-        known = ", ".join(device.attention)
         yield (
-            f'execution.attention_kernels: expected one of {known} on {device.name}, found '
-            f'"{execution.attention_kernels}"'
+            f"execution.attention_kernels: expected {listed(device.attention)} on {device.name}, "
+            f"found {execution.attention_kernels}"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import ScenarioError, shown
+from zsim.errors import ScenarioError, listed, shown
 from zsim.models.families import transformers
 from zsim.models.families.gpt import GptSizes
 from zsim.models.families.llama import LlamaSizes
@@ -47,7 +47,7 @@ def from_config(
     """
     kind = config.get("model_type", MISSING)
     if not isinstance(kind, str) or kind not in KINDS:
-        wrong = _problem(where, "model_type", f"one of {', '.join(KINDS)}", kind)
+        wrong = _problem(where, "model_type", listed(KINDS), kind)
         raise ScenarioError((f"{wrong}; {REMEDY}",))
     checked = _Config(where, config)
     checked.require_causal(CAUSAL[kind])
@@ -154,7 +154,7 @@ class _Config:
             if value is not None and (
                 not isinstance(value, str) or value.removeprefix("torch.") not in DTYPES
             ):
-                self.wrong(key, f"one of {', '.join(DTYPES)}", value)
+                self.wrong(key, listed(DTYPES), value)
 
     def flag(self, key: str, default: bool) -> bool:
         """A truth value."""
@@ -203,7 +203,7 @@ class _Config:
         """Note when the word `key` is given and is none of those that the family knows."""
         value = self.values.get(key, known[0])
         if value not in known:
-            self.wrong(key, f"one of {', '.join(known)}", value)
+            self.wrong(key, listed(known), value)
 
     def refuse_window(self, sequence_length: int) -> None:
         """Note when attention looks back no farther than a sequence is long: it then has a mask of
@@ -231,7 +231,7 @@ class _Config:
             else rope
         )
         if kind not in ROPES:
-            self.wrong("rope_scaling", f"one of {', '.join(ROPES)}", kind)
+            self.wrong("rope_scaling", listed(ROPES), kind)
 
     def require_causal(self, architecture: str) -> None:
         """Note another head than that of causal language models, for experts, and for weights that

@@ -7,9 +7,9 @@ named with its reason and never counts as agreement.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zsim.errors import listed
 from zsim.io.units import format_time
 from zsim.runs.compare.aspects import ASPECTS, Aspect
 from zsim.runs.compare.check import Check
@@ -80,11 +80,11 @@ class Agreement:
         A time within a band is told with its ends: a wide one says little.
         """
         if self.failed:
-            return f"DIFFERS: {listed(self.failed)}"
+            return f"DIFFERS: {listed(self.failed, 'and')}"
         if not self.checked:
             return "NOTHING was checked"
         alike = "WITH FAULTS, alike" if self.with_faults else "agrees"
-        parts = [f"{alike} in {listed([self._in_words(aspect) for aspect in self.checked])}"]
+        parts = [f"{alike} in {listed(map(self._in_words, self.checked), 'and')}"]
         parts += [
             f"{aspect} not checked: {reason.splitlines()[0].partition(';')[0]}"
             for aspect, reason in self.unchecked.items()
@@ -98,9 +98,3 @@ class Agreement:
         bands = [item.band_ns for item in self.checks if item.name == DECIDES[aspect]]
         band = next(filter(None, bands), None)
         return f"{aspect} (within {' to '.join(map(format_time, band))})" if band else aspect
-
-
-def listed(names: Sequence[str]) -> str:
-    """The names as in a sentence: "order, bytes and memory"."""
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from zsim.errors import ArgumentError
+from zsim.errors import ArgumentError, listed
 from zsim.io.arguments import described
 from zsim.io.quantities import Bytes, Duration
 from zsim.io.read_only import ReadOnly
@@ -79,7 +79,7 @@ class Collectives(ReadOnly[str, Traffic]):
             known = sorted(COLLECTIVES)
             near = difflib.get_close_matches(kind, known, n=1) if isinstance(kind, str) else []
             raise ArgumentError(
-                where="collectives.count", expected=f"one of {', '.join(known)}",
+                where="collectives.count", expected=listed(known),
                 found=described(kind), remedy=f"did you mean {near[0]}?" if near else "",
             )
         made = CollectiveCount(self.get(kind, Traffic()).count)

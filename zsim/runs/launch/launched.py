@@ -25,7 +25,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, cast
 
-from zsim.errors import ArgumentError, RankError
+from zsim.errors import ArgumentError, RankError, listed
 from zsim.io import files
 from zsim.io.system.locks import alone_in
 from zsim.io.system.signals import undisturbed
@@ -213,7 +213,7 @@ def _tokens(
              for _, name, form, kind in fields if name is not None]
     if unknown := [name for name in names if name not in PLACES]:
         raise ArgumentError(
-            where="--launch", expected=f"{', '.join(f'{{{name}}}' for name in PLACES)} in braces",
+            where="--launch", expected=f"{listed(f'{{{name}}}' for name in PLACES)} in braces",
             found=f"{{{unknown[0][:40]}}}", remedy=f"{remedy}; {{{{ and }}}} are literal braces",
         )
     if WORKER not in parts:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zsim.errors import ZsimError
+from zsim.errors import ZsimError, listed
 from zsim.io.extras import library
 from zsim.io.notebook.data_frame import data_frame
 from zsim.ir.ops import COLLECTIVES
@@ -109,7 +109,7 @@ def _rank(record: RunRecord, rank: int | None) -> RankRun:
     chosen = next(iter(recorded)) if rank is None else rank
     if chosen not in recorded:
         raise PictureError(
-            where="rank", expected=f"one of {', '.join(map(str, recorded))}", found=str(rank)
+            where="rank", expected=listed(recorded), found=str(rank)
         )
     return recorded[chosen]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from zsim.errors import listed
 from zsim.strategies import STRATEGIES
 
 
@@ -14,18 +15,18 @@ def problems(parts: Any) -> Iterator[str]:
     if not strategy.saves:
         modelled = [name for name, other in STRATEGIES.items() if other.saves]
         yield (
-            f"checkpoint: expected one of the strategies {', '.join(modelled)}, found "
-            f"{parts.strategy}, whose state dicts are not modelled"
+            f"checkpoint: expected strategy {listed(modelled)}, found {parts.strategy}, whose "
+            f"state dicts are not modelled"
         )
     if checkpoint.format == "deepspeed" and strategy.saves == "parameters":
         yield (
-            'checkpoint.format: expected "sharded" or "consolidated" with '
-            f'{parts.strategy}, found "deepspeed", whose files hold flat buffers of ZeRO'
+            f"checkpoint.format: expected sharded or consolidated with {parts.strategy}, found "
+            "deepspeed, whose files hold flat buffers of ZeRO"
         )
     if checkpoint.format != "deepspeed" and strategy.saves == "engine":
         yield (
-            f'checkpoint.format: expected "deepspeed" with {parts.strategy}, found '
-            f'"{checkpoint.format}"; DeepSpeed writes no other'
+            f"checkpoint.format: expected deepspeed with {parts.strategy}, found "
+            f"{checkpoint.format}; DeepSpeed writes no other"
         )
     if checkpoint.asynchronous and checkpoint.format != "sharded":
         yield (

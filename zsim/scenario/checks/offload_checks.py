@@ -7,6 +7,7 @@ from typing import Any
 
 from zsim.autograd.traced.model import TracedModel
 from zsim.cluster.cluster import ClusterSpec
+from zsim.errors import listed
 from zsim.io.units import counted, format_bytes
 from zsim.ir.mesh import Mesh
 from zsim.models.checkpointing import Checkpointing
@@ -47,14 +48,14 @@ def problems(
         )
     if offload.uses_drives and not STRATEGIES[strategy].is_own:
         key = "optimizer" if offload.optimizer == "nvme" else "parameters"
-        own = ", ".join(name for name in STRATEGIES if STRATEGIES[name].is_own)
+        own = listed([name for name in STRATEGIES if STRATEGIES[name].is_own], "and")
         yield (
-            f'offload.{key}: expected "cpu" with {strategy}, found "nvme", which {own} alone have'
+            f"offload.{key}: expected cpu with {strategy}, found nvme, which {own} alone have"
         )
         return
     yield from _drives(offload, optimizer)
     if offload.adam == "deepspeed" and optimizer.name != "adamw":
-        yield f'offload.adam: expected "torch" with {optimizer.name}, found "deepspeed"'
+        yield f"offload.adam: expected torch with {optimizer.name}, found deepspeed"
     if not all(state in able for state in offload.states):
         return
     yield from _pinned(
@@ -68,7 +69,7 @@ def problems(
         )
         if offload.parameters == "nvme" and any(group.whole for group in groups):
             yield (
-                'offload.parameters: expected "cpu" with parameters that stay whole, found "nvme"; '
+                "offload.parameters: expected cpu with parameters that stay whole, found nvme; "
                 "leave out strategy.persistence_threshold and zero2_threshold"
             )
         yield from _room_on_drives(
@@ -163,4 +164,4 @@ def _unable(strategy: str, state: str) -> str:
             f"unknown to {strategy}; its option strategy.{option} = true moves all sharded states"
         )
     names = [name for name in STRATEGIES if state in STRATEGIES[name].offloadable]
-    return f"expected one of the strategies {', '.join(names)}, found {strategy}"
+    return f"expected strategy {listed(names)}, found {strategy}"

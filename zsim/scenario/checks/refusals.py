@@ -16,7 +16,7 @@ from zsim.autograd.aten.sdpa import kernel_problem
 from zsim.autograd.traced.model import FAMILY, TracedModel
 from zsim.engine.costs import kernel_time
 from zsim.engine.faults.fault import LostLink, SlowLink
-from zsim.errors import ZsimError
+from zsim.errors import ZsimError, listed
 from zsim.models import checkpointing
 from zsim.models.saving import Checkpoint
 from zsim.models.spec import TRANSFORMERS, ModelSpec
@@ -83,10 +83,10 @@ def _adamw8bit(parts: Any) -> Iterator[str]:
         key = "momentum" if optimizer.momentum else "implementation"
         yield f"optimizer.{key}: expected none with adamw8bit, which has one way to step"
     if STRATEGIES[strategy].wraps_optimizer:
-        able = ", ".join(sorted(n for n, each in STRATEGIES.items() if not each.wraps_optimizer))
+        able = sorted(n for n, each in STRATEGIES.items() if not each.wraps_optimizer)
         yield (
             f"optimizer.name: expected adamw or sgd with {strategy}, which wraps the optimizer, "
-            f"found adamw8bit; it is modelled with {able}"
+            f"found adamw8bit; it is modelled with {listed(able, 'and')}"
         )
     if parts.offload.states or STRATEGIES[strategy].offloads(parts.options):
         yield "optimizer.name: expected adamw or sgd with states in host memory, found adamw8bit"
@@ -132,7 +132,7 @@ def _execution(parts: Any) -> Iterator[str]:
                 yield f"execution.{key}: expected fused, {OWN_CALLS[model.family]}"
     if execution.accumulation == "fp32" and not parts.precision.master:
         yield (
-            'execution.accumulation: expected "eager" without precision.master, found "fp32"; the '
+            "execution.accumulation: expected eager without precision.master, found fp32; the "
             "optimizer steps two-byte parameters by gradients of their own dtype"
         )
     if execution.loss != "fused" and parts.precision.autocast != "none":

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from textwrap import fill
 from typing import Any
 
+from zsim.errors import listed
 from zsim.models.families import FAMILIES
 from zsim.scenario.expect import FIGURES
 from zsim.scenario.keys.json_schema import json_schema, sizes_schema, strategy_schema
@@ -139,7 +140,7 @@ def _values(entry: dict[str, Any], kinds: dict[str, Any]) -> str:
         kind = kinds[entry["$ref"].rpartition("/")[2]]
         return f"table of {', '.join(kind['properties'])}"
     if "anyOf" in entry:
-        return " or ".join(
+        return listed(
             dict.fromkeys(
                 _values(kind, kinds) for kind in entry["anyOf"] if kind.get("type") != "null"
             )

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError, create_model
 
-from zsim.errors import ZsimError, key_of, shown
+from zsim.errors import ZsimError, key_of, listed, shown
 from zsim.io import pydantic_words
 from zsim.ir.mesh import AXES, RESERVED_AXES
 from zsim.scenario.keys.foreign_keys import FOREIGN_KEYS
@@ -41,16 +41,17 @@ def validated(schema: type[BaseModel], table: object, *, prefix: str, problems: 
     try:
         return schema.model_validate(_frozen(table))
     except ValidationError as error:
-        complaints: dict[str, list[str]] = {}
+        items: dict[str, list[Any]] = {}
         for item in error.errors(include_url=False):
-            path = _path(table, item)
-            key = _written([*([prefix] if prefix else []), *path])
-            complaint = FOREIGN_KEYS.get(key) or _complaint(schema, item, path)
-            complaints.setdefault(key, []).append(complaint)
-        problems += [
-            f"{key}: {_joined(parts)}" for key, parts in complaints.items()
-            if not any(other.startswith((f"{key}.", f"{key}[")) for other in complaints)
-        ]
+            key = _written([*([prefix] if prefix else []), *_path(table, item)])
+            items.setdefault(key, []).append(item)
+        for key, alike in items.items():
+            if not any(other.startswith((f"{key}.", f"{key}[")) for other in items):
+                complaints = [
+                    _complaint(schema, item, _path(table, item), alone=len(alike) == 1)
+                    for item in alike
+                ]
+                problems.append(f"{key}: {FOREIGN_KEYS.get(key) or _joined(complaints)}")
     return None
 
 
@@ -95,24 +96,27 @@ def _frozen(value: object) -> object:
 
 def _joined(complaints: list[str]) -> str:
     """One complaint of the several that a value of no allowed type gives."""
-    heads = list(
-        dict.fromkeys(
-            complaint.split(", found ")[0].removeprefix("expected ") for complaint in complaints
-        )
+    heads = dict.fromkeys(
+        head for complaint in complaints
+        for head in complaint.split(", found ")[0].removeprefix("expected ").split(" or ")
     )
-    if len(heads) == 1:
+    if len(complaints) == 1:
         return complaints[0]
-    return f"expected {' or '.join(heads)}, found {complaints[0].partition(', found ')[2]}"
+    return f"expected {listed(heads)}, found {complaints[0].partition(', found ')[2]}"
 
 
-def _complaint(schema: type[BaseModel], item: Any, path: Sequence[str | int]) -> str:
-    """The complaint about the value at `path`."""
+def _complaint(
+    schema: type[BaseModel], item: Any, path: Sequence[str | int], *, alone: bool
+) -> str:
+    """The complaint about the value at `path`; not `alone`: other types are allowed as well."""
     if item["type"] == "extra_forbidden":
         return f"unknown key{did_you_mean(str(path[-1]), _names_at(schema, path[:-1]))}"
     cause = item.get("ctx", {}).get("error")
     if isinstance(cause, ZsimError):
         return cause.complaint
-    expected = pydantic_words.expected_text(item, table="a table, { key = value }")
+    expected = pydantic_words.expected_text(
+        item, table="a table, { key = value }", alone=alone
+    )
     remedy = pydantic_words.remedy_text(item)
     if item["type"] in ("model_type", "dict_type") and path and path[-1] in EXAMPLES:
         remedy = f"write {path[-1]} = {EXAMPLES[str(path[-1])]}"
@@ -168,7 +172,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(OTHER_TOOLS.get(word, word).lower(), alike, n=1)
     if near:
         return f", did you mean {alike[near[0]]}?"
-    return f"; known are {', '.join(known)}" if known else ""
+    return f"; known are {listed(known, 'and')}" if known else ""
 
 
 def each_key_once(problems: Iterable[str]) -> tuple[str, ...]:
@@ -195,7 +199,7 @@ def strategy_of(table: object, problems: list[str]) -> Any:
         actual = "nothing" if name is None else shown(name)
         hint = did_you_mean(name, list(STRATEGIES)) if isinstance(name, str) else ""
         near = hint.partition("; known are")[0]
-        problems.append(f"strategy.name: expected one of {', '.join(STRATEGIES)}, found "
+        problems.append(f"strategy.name: expected {listed(STRATEGIES)}, found "
                         f"{actual}{near}")
         return None
     elsewhere = STRATEGIES[name].elsewhere
@@ -227,7 +231,7 @@ def _fault_of(entry: Any, key: str, problems: list[str]) -> Any:
     near = difflib.get_close_matches(kind, FAULT_TABLES, n=1) if isinstance(kind, str) else []
     hint = f", did you mean {near[0]}?" if near else ""
     problems.append(
-        f"{key}.kind: expected one of {', '.join(FAULT_TABLES)}, found {actual}{hint}"
+        f"{key}.kind: expected {listed(FAULT_TABLES)}, found {actual}{hint}"
     )
     return None
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import overload
 
-from zsim.errors import ArgumentError
+from zsim.errors import ArgumentError, listed
 from zsim.io.arguments import described
 from zsim.ir.laws.run_laws import LawError
 from zsim.runs.run import Run
@@ -163,7 +163,7 @@ def check_laws(run: Run, *, without: Collection[str] = (), simulating: bool = Tr
 def _asked(run: Run, without: Collection[str], *, simulating: bool) -> list[str]:
     unknown = [name for name in without if name not in LAWS]
     if unknown:
-        raise ArgumentError(where="without", expected=", ".join(LAWS), found=repr(unknown[0]))
+        raise ArgumentError(where="without", expected=listed(LAWS), found=repr(unknown[0]))
     predicted = run.record.interpreter == "simulator" and run.record.complete
     return [
         name for name, law in LAWS.items()

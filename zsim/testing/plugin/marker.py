@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zsim.errors import ZsimError
+from zsim.errors import ZsimError, listed
 from zsim.io.arguments import described
 from zsim.scenario.scenario import Scenario
 from zsim.testing.case import SIM, BackendCase
@@ -58,7 +58,7 @@ def _keywords(markers: list[pytest.Mark]) -> Mapping[str, Any]:
         unknown = [*mark.args, *(name for name in mark.kwargs if name not in KEYWORDS)]
         if unknown:
             raise MarkerError(
-                where="marker zero", expected=f"the keywords {', '.join(KEYWORDS)}",
+                where="marker zero", expected=f"the keywords {listed(KEYWORDS, 'and')}",
                 found=described(unknown[0]), remedy="@pytest.mark.zero(backend=[…])",
             )
         keywords |= mark.kwargs

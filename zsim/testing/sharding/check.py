@@ -9,7 +9,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from zsim.errors import ArgumentError, ZsimError
+from zsim.errors import ArgumentError, ZsimError, listed
 from zsim.io.arguments import described
 from zsim.testing.sharding.laws import LAWS, Law, ShardCase
 from zsim.testing.sharding.values import Cut, Make
@@ -73,7 +73,7 @@ index 0
     """
     unknown = [name for name in without if name not in LAWS]
     if unknown:
-        raise ArgumentError(where="without", expected=", ".join(LAWS), found=repr(unknown[0]))
+        raise ArgumentError(where="without", expected=listed(LAWS), found=repr(unknown[0]))
     laws = {name: law for name, law in LAWS.items() if name not in without}
     if not laws:
         raise ArgumentError(where="without", expected="a law to be left", found="every law")

@@ -251,10 +251,10 @@ def test_a_save_that_outlasts_its_interval_is_told() -> None:
     ({"strategy": "fsdp1", "asynchronous": True},
      "found fsdp1, whose state dicts are not modelled"),
     ({"format": "deepspeed"},
-     'checkpoint.format: expected "sharded" or "consolidated" with fsdp2, found "deepspeed", whose '
+     'checkpoint.format: expected sharded or consolidated with fsdp2, found deepspeed, whose '
      "files hold flat buffers of ZeRO"),
     ({"strategy": "deepspeed2", "format": "consolidated"},
-     'checkpoint.format: expected "deepspeed" with deepspeed2, found "consolidated"; DeepSpeed '
+     'checkpoint.format: expected deepspeed with deepspeed2, found consolidated; DeepSpeed '
      "writes no other"),
     ({"format": "consolidated", "asynchronous": True},
      'checkpoint.asynchronous: expected only with format = "sharded", which torch DCP writes so, '

@@ -169,7 +169,7 @@ def test_sizes_none_of_which_divide_are_told_in_the_last_line() -> None:
     ({"nodes": range(1, 300), "micro_batches": [1]},
      "at most 256 combinations of nodes, micro-batches and varied keys, found 299"),
     ({"days": 3.0}, "days: expected tokens as well"), ({"tokens": -1}, "tokens: expected a number"),
-    ({"goal": "best"}, "goal: expected fastest or cheapest or smallest"),
+    ({"goal": "best"}, "goal: expected fastest, cheapest or smallest"),
     ({"global_batch": 0}, "global_batch: expected numbers"),
 ])
 def test_what_cannot_be_asked(asked, message: str) -> None:

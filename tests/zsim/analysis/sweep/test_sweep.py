@@ -101,7 +101,7 @@ def test_forms_of_the_table(swept: zsim.Sweep, tmp_path) -> None:
     swept.write(tmp_path / "table.parquet")
     table = parquet.read_table(tmp_path / "table.parquet")
     assert table.column("step_time_ns").to_pylist() == [row["step_time_ns"] for row in swept.rows]
-    with pytest.raises(SweepError, match=r"\.csv, \.jsonl, \.parquet"):
+    with pytest.raises(SweepError, match=r"\.csv, \.jsonl or \.parquet"):
         swept.write(tmp_path / "table.xlsx")
 
 

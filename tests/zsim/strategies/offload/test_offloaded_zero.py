@@ -222,10 +222,9 @@ def test_copies_into_pageable_memory_hold_the_host_up_and_are_never_faster_than_
 
 
 @pytest.mark.parametrize(("strategy", "offload", "more", "complaint"), [
-    ("ddp", CPU, "", "offload.optimizer: expected one of the strategies zero1, zero2, zero3, "
-                     "deepspeed1, deepspeed2, deepspeed3, found ddp"),
-    ("zero2", BOTH, "", "offload.parameters: expected one of the strategies zero3, deepspeed3, "
-                        "found zero2"),
+    ("ddp", CPU, "", "offload.optimizer: expected strategy zero1, zero2, zero3, deepspeed1, "
+                     "deepspeed2 or deepspeed3, found ddp"),
+    ("zero2", BOTH, "", "offload.parameters: expected strategy zero3 or deepspeed3, found zero2"),
     ("fsdp2", CPU, "", "offload.optimizer: unknown to fsdp2; its option strategy.offload = true "
                        "moves all sharded states"),
     ("zero3", 'parameters = "cpu"', "",
@@ -245,7 +244,7 @@ def test_one_rank_has_no_parameters_to_offload_and_sgd_no_adam() -> None:
     alone = 'preset = "cpu-gloo", ranks = 1'
     with pytest.raises(ScenarioError, match="expected ranks to shard over, found one"):
         scenario(offload=BOTH, cluster=alone)
-    with pytest.raises(ScenarioError, match=r'offload.adam: expected "torch" with sgd'):
+    with pytest.raises(ScenarioError, match=r'offload.adam: expected torch with sgd'):
         scenario(offload=f'{CPU}, adam = "deepspeed"', optimizer='name = "sgd"')
     with pytest.raises(ScenarioError, match="the host steps float32 copies"):
         scenario().with_(precision={"master": False})

@@ -12,7 +12,7 @@ from zsim.cli.options.answers import KEYS, settings
 from zsim.configs.draft import Answers
 from zsim.configs.importers import IMPORTERS
 from zsim.configs.reading import read_config
-from zsim.errors import visible
+from zsim.errors import listed, visible
 from zsim.io import files
 
 TRACES = "kineto"
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     _require_no(options, "scenario", "save", reads="a config")
     if len(options.files) > 1:
         raise UsageError(
-            where="zsim import", expected=f"one config, of the kind {', '.join(IMPORTERS)}",
+            where="zsim import", expected=f"one config, of {listed(IMPORTERS)}",
             found=" ".join(options.files)[:80],
         )
     return _config(Path(options.files[0]), options, kind=kind)

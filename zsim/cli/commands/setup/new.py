@@ -12,7 +12,7 @@ from zsim.cli.inputs import UsageError
 from zsim.cli.options.answers import settings
 from zsim.configs.draft import Answers, Draft, model_table
 from zsim.configs.notes import Notes
-from zsim.errors import ScenarioError, ZsimError, key_of
+from zsim.errors import ScenarioError, ZsimError, key_of, listed
 from zsim.io import files
 from zsim.models.training_options import DTYPE_NAMES
 from zsim.scenario.scenario import Scenario
@@ -27,7 +27,7 @@ QUESTIONS = {
     "cluster": ("Cluster? A preset of `zsim list clusters`, or a file", "dgx-h100"),
     "size": ("Nodes, or ranks of a CPU host?", "1"),
     "sequence_length": ("Tokens of a sequence?", "4096"),
-    "strategy": (f"Strategy? One of {', '.join(STRATEGIES)}", "fsdp2"),
+    "strategy": (f"Strategy? It is {listed(STRATEGIES)}", "fsdp2"),
 }
 """Each question, and the answer that Enter gives."""
 KEYS = {

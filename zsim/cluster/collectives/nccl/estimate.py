@@ -20,7 +20,7 @@ from zsim.cluster.collectives.nccl.curves import CURVES, Curves
 from zsim.cluster.collectives.nccl.durations import channels
 from zsim.cluster.collectives.nccl.tuner import Algorithm
 from zsim.cluster.collectives.ring import bytes_sent, duration_ns, steps
-from zsim.errors import ZsimError
+from zsim.errors import ZsimError, listed
 
 __all__ = [
     "Communicator", "Estimate", "algorithms", "bytes_sent", "channels", "duration_ns", "estimate",
@@ -52,7 +52,7 @@ def estimate(op: str, nbytes: int, communicator: Communicator, curves: Curves = 
         raise ZsimError(
             where=f"{op} of {communicator.num_ranks} ranks on {communicator.num_nodes} nodes of "
                   f"{communicator.generation}",
-            expected=f"an algorithm among {', '.join(among)}",
+            expected=f"algorithm {listed(among)}",
             found=str(communicator.algorithm),
             remedy="or None for NCCL's own choice",
         )
