@@ -6,6 +6,7 @@ It knows no time, no device and no strategy. `zsim.ir.ledger_replay` replays a w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from zsim.errors import ProgramError
@@ -55,6 +56,14 @@ class Ledger:
                 self.allocate(event)
             else:
                 self.free(event.buffer)
+
+
+def begins_with(ops: Sequence[Op], others: Sequence[Op]) -> bool:
+    """True where the first of `ops` allocate and free what all `others` do, op by op."""
+    return len(ops) >= len(others) and all(
+        op.memory == other.memory and op.stream == other.stream
+        for op, other in zip(ops, others, strict=False)
+    )
 
 
 def allocated_again(buffer: str) -> ProgramError:

@@ -1,17 +1,19 @@
 """The replay of a rank program's memory: the same answer as `Ledger.apply`, inlined for speed.
 
-Tens of thousands of events pass here. The ledger and the highest point are therefore local names,
-and passes common to the first and the steady step are followed once. A test
-(tests/zsim/ir/test_ledger.py) holds replay and ledger equal, on programs that hypothesis draws.
+Tens of thousands of events pass here. The ledger and the highest point are therefore local names.
+Passes common to the first and the steady step are followed once, and so are micro-batches that find
+the same buffers. A test (tests/zsim/ir/test_ledger.py) holds replay and ledger equal, on programs
+that hypothesis draws.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from zsim.errors import ProgramError
-from zsim.ir.ledger import Ledger, allocated_again, label, not_live
+from zsim.ir.ledger import Ledger, allocated_again, begins_with, label, not_live
 from zsim.ir.ops import Alloc, MemoryKind, Op
 from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram, StepPart
 from zsim.ir.run import MemoryRecord, PartRecord
@@ -35,9 +37,11 @@ def replay(program: RankProgram, *, timeline: bool = True) -> Mapping[PhaseName,
         shared = ops[: 0 if phase == "construction" else num_shared]
         if known is None or not known.again(walk, ledger):
             before = ledger.copy()
-            _follow(walk, ledger, shared, phase, parts=parts, timeline=timeline)
+            _follow_each(walk, ledger, shared, phase, parts=parts, timeline=timeline)
             known = _Passes(shared, before, ledger.copy(), walk.copy()) if shared else None
-        _follow(walk, ledger, ops[len(shared) :], phase, parts=parts, timeline=timeline)
+        _follow_each(
+            walk, ledger, ops[len(shared) :], phase, parts=parts, timeline=timeline
+        )
         walk.parts += [
             _PartWalk(part, ledger.allocated, ledger.allocated)
             for part in parts
@@ -170,6 +174,36 @@ class _Passes:
 
 def _lifted(split: dict[MemoryKind, int], lifts: dict[MemoryKind, int]) -> dict[MemoryKind, int]:
     return {kind: nbytes + lifts[kind] for kind, nbytes in split.items()}
+
+
+def _follow_each(
+    walk: _Walk, ledger: Ledger, ops: tuple[Op, ...], phase: PhaseName, *,
+    parts: tuple[StepPart, ...], timeline: bool,
+) -> None:
+    """Follow `ops` by micro-batches. One that finds the buffers of the one before, and begins with
+    its allocations and frees, has its bytes there: they are not followed again.
+
+    A `timeline` has the points of all.
+    """
+    start = ops[0].index if ops else 0
+    begins = [part.start - start for part in parts if part.name == "forward"]
+    inside = [] if timeline else [begin for begin in begins if 0 < begin < len(ops)]
+    live, before, known = dict[str, Alloc](), tuple[Op, ...](), dict[int, _PartWalk]()
+    for begin, end in pairwise((0, *inside, len(ops))):
+        rest, count = ops[begin:end], len(walk.parts)
+        own = {part.start - start - begin: part for part in parts}
+        again = {at: part for at, part in own.items() if 0 <= at < len(before)}
+        is_as_before = before and live == ledger.live and again.keys() == known.keys()
+        if is_as_before and begins_with(rest, before):
+            walk.parts += [
+                _PartWalk(part, known[at].start, known[at].peak) for at, part in again.items()
+            ]
+            rest = rest[len(before) :]
+        elif inside:
+            live = dict(ledger.live)
+        _follow(walk, ledger, rest, phase, parts=parts, timeline=timeline)
+        before = ops[begin:end]
+        known = {each.part.start - start - begin: each for each in walk.parts[count:]}
 
 
 def _follow(

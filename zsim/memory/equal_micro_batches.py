@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from zsim.engine.equal_micro_batches import FEWEST
-from zsim.ir.ops import Op
 from zsim.ir.program import PhaseName, RankProgram
 from zsim.ir.run import MemoryRecord
 
@@ -37,10 +36,3 @@ def repeat(states: Sequence[int], begins: Sequence[int], calls: Iterable[int]) -
         begins[3] <= op < begins[4] for op in calls
     )
 
-
-def begins_with(ops: Sequence[Op], others: Sequence[Op]) -> bool:
-    """True where the first of `ops` allocate and free what all `others` do, op by op."""
-    return len(ops) >= len(others) and all(
-        op.memory == other.memory and op.stream == other.stream
-        for op, other in zip(ops, others, strict=False)
-    )

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.cases.micro_batch_cases import with_micro_batches
 from tests.support.cases.sampling import WHOLE
 from tests.support.folders import SCENARIOS
 from zsim.errors import ProgramError
@@ -70,6 +71,16 @@ def by_ledger(rank: RankProgram) -> dict[str, tuple[int, list[int]]]:
             after.append(ledger.allocated)
         phases[phase] = (ledger.allocated, after)
     return phases
+
+
+@WHOLE
+@given(with_micro_batches())
+def test_micro_batches_that_find_the_same_buffers_have_the_bytes_of_those_followed(case):
+    for rank in plan(case, device=case.cluster.kind).ranks:
+        followed = {
+            phase: replace(record, timeline=()) for phase, record in replay(rank).items()
+        }
+        assert replay(rank, timeline=False) == followed
 
 
 @WHOLE

@@ -17,11 +17,11 @@ from itertools import pairwise
 from zsim.engine.equal_micro_batches import FEWEST
 from zsim.errors import ProgramError
 from zsim.ir.buffers import workspace_of
-from zsim.ir.ledger import label
+from zsim.ir.ledger import begins_with, label
 from zsim.ir.ops import Alloc, DriverCalls, Op, Stream
 from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram
 from zsim.memory.allocator.caching_allocator import Block, CachingAllocator, DeviceFullError
-from zsim.memory.equal_micro_batches import STEPS, begins_with, micro_batches, repeat
+from zsim.memory.equal_micro_batches import STEPS, micro_batches, repeat
 
 SETTLED = 3
 """Further steady steps on a full device, whose first finds the cache of other steps. On an H100

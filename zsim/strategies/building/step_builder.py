@@ -13,14 +13,27 @@ from itertools import islice
 
 from zsim.autograd.host_copies import KEPT
 from zsim.autograd.lowered import HostCopies
-from zsim.ir.buffers import buffer_of, role_of
+from zsim.ir.buffers import Buffer, buffer_of, role_of
 from zsim.ir.mesh import Mesh
-from zsim.ir.ops import PAGEABLE, HostEvent, Kernel, MemoryEvent, Op, OpKind, Stream
+from zsim.ir.ops import (
+    PAGEABLE,
+    Alloc,
+    Free,
+    HostEvent,
+    Kernel,
+    MemoryEvent,
+    MemoryKind,
+    Op,
+    OpKind,
+    Stream,
+)
 from zsim.ir.program import PartName, Program, RankProgram, StepPart
 
 FEW = 4
 """Most kernels of an op that are compared with those of others, to be one object where equal. A
 module's are one object already, and whoever reads a Program remembers kernels by identity."""
+MOST_EVENTS = 2**14
+"""Allocations, and frees, that are one object where equal."""
 SAVED_TENSORS = "saved_tensors"
 """Role, for a module's unit, of what copies of saved tensors move."""
 
@@ -29,6 +42,18 @@ SAVED_TENSORS = "saved_tensors"
 def _the_same(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
     """The first of equal tuples of kernels."""
     return kernels
+
+
+@lru_cache(maxsize=MOST_EVENTS)
+def alloc_of(buffer: Buffer, kind: MemoryKind, nbytes: int) -> Alloc:
+    """The same allocation for every micro-batch: replays compare these by identity first."""
+    return Alloc(buffer, kind, nbytes)
+
+
+@lru_cache(maxsize=MOST_EVENTS)
+def free_of(buffer: Buffer) -> Free:
+    """The same free for every micro-batch."""
+    return Free(buffer)
 
 
 @dataclass(slots=True)

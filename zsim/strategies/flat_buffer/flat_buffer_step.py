@@ -26,7 +26,7 @@ from zsim.strategies.building.backward_events import (
     until_recomputed,
 )
 from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, fill_kernel, move_gradients
-from zsim.strategies.building.step_builder import StepBuilder
+from zsim.strategies.building.step_builder import StepBuilder, alloc_of, free_of
 from zsim.strategies.flat_buffer.groups import FlatGroup
 from zsim.strategies.flat_buffer.layout import AXIS, REPLICAS, FlatModel
 
@@ -197,8 +197,8 @@ class FlatBufferStep:
         self._made[fqn] += 1
         number, nbytes = self._made[fqn], self.model.numels[fqn] * DTYPE_NBYTES[self.model.dtype]
         over = number == self.model.uses[fqn] and self._made.pop(fqn)
-        gone = [Free(gradient_of(fqn, made)) for made in range(number, 0, -1)] if over else []
-        return [Alloc(gradient_of(fqn, number), "temporaries", nbytes)], gone
+        frees = [free_of(gradient_of(fqn, each)) for each in range(number, 0, -1)] if over else []
+        return [alloc_of(gradient_of(fqn, number), "temporaries", nbytes)], frees
 
     def release_loss(self) -> None:
         """`loss.backward()` returns: the loss's gradient goes, what the graph held, and the loss.

@@ -26,7 +26,7 @@ from zsim.models.spec import ROOT, is_model_input
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.backward_events import recomputed_in_turn, until_loss_goes
 from zsim.strategies.building.kernels import accumulate_kernel
-from zsim.strategies.building.step_builder import StepBuilder
+from zsim.strategies.building.step_builder import StepBuilder, alloc_of, free_of
 from zsim.strategies.building.training import Training
 from zsim.strategies.fsdp.unsharded_gradients import UnshardedGradients
 
@@ -71,13 +71,13 @@ class Passes(StepBuilder):
         if not nbytes:
             return []
         self.live.add(buffer)
-        return [Alloc(buffer, kind, nbytes)]
+        return [alloc_of(buffer, kind, nbytes)]
 
     def alloc_each(
         self, buffers: Iterable[tuple[Buffer, int]], kind: MemoryKind
     ) -> list[MemoryEvent]:
         """The allocations of buffers by name and size, nothing for empty ones."""
-        made = [Alloc(name, kind, nbytes) for name, nbytes in buffers if nbytes]
+        made = [alloc_of(name, kind, nbytes) for name, nbytes in buffers if nbytes]
         self.live.update([event.buffer for event in made])
         return [*made]
 
@@ -86,14 +86,14 @@ class Passes(StepBuilder):
         if buffer not in self.live:
             return []
         self.live.remove(buffer)
-        return [Free(buffer)]
+        return [free_of(buffer)]
 
     def drop_each(self, buffers: Iterable[Buffer]) -> list[MemoryEvent]:
         """The freeing of those of different buffers that live."""
         live = self.live
         gone = [name for name in buffers if name in live]
         live.difference_update(gone)
-        return [Free(name) for name in gone]
+        return [free_of(name) for name in gone]
 
     def forward(self, module: LoweredModule, *, holds: bool = False) -> list[MemoryEvent]:
         """The forward of a module, without the casts that `cast_input` has made.

@@ -16,6 +16,7 @@ from zsim.autograd.lowered import (
 from zsim.ir.buffers import Buffer, form_of, unsharded_gradient_of
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.strategies.building.backward_events import BackwardEvent, accumulated
+from zsim.strategies.building.step_builder import alloc_of, free_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,7 +132,7 @@ class UnshardedGradients:
         if name not in live:
             self.born.add(fqn)
             live.add(name)
-            return [Alloc(name, "unsharded_gradients", nbytes)], []
+            return [alloc_of(name, "unsharded_gradients", nbytes)], []
         if event.is_copy:
             self.added.append(fqn)
             return [], []
@@ -142,4 +143,4 @@ class UnshardedGradients:
                 self.tied_parts[fqn], parts = parts, []
             else:
                 self.added.append(fqn)
-        return [Alloc(part, "temporaries", nbytes)], [Free(name) for name in parts]
+        return [alloc_of(part, "temporaries", nbytes)], [free_of(name) for name in parts]

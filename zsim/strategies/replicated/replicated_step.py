@@ -20,7 +20,7 @@ from zsim.strategies.building.backward_events import (
     until_recomputed,
 )
 from zsim.strategies.building.kernels import MASTER_DTYPE, move_gradients
-from zsim.strategies.building.step_builder import StepBuilder
+from zsim.strategies.building.step_builder import StepBuilder, alloc_of, free_of
 from zsim.strategies.replicated import construction
 from zsim.strategies.replicated.buckets import AXIS, USED, Bucket, ReplicatedModel
 from zsim.strategies.replicated.construction import collective_over_replicas
@@ -163,21 +163,21 @@ class ReplicatedStep:
         """A first gradient is kept; later ones, of more micro-batches or a tied parameter, are
         added to it. And what comes after that."""
         fqn, nbytes = event.fqn, self.model.nbytes_of[event.fqn]
-        made = self._made.setdefault(fqn, [])
+        names = self._made.setdefault(fqn, [])
         kept = fqn in self._live or self._viewed
-        made.append(gradient_of(fqn, len(made) + 1))
-        births = [Alloc(made[-1], "temporaries", nbytes)]
+        names.append(gradient_of(fqn, len(names) + 1))
+        births = [alloc_of(names[-1], "temporaries", nbytes)]
         if kept and event.is_copy:
             births = []
-        elif not kept and len(made) == 1:
-            made[-1] = gradient_of(fqn)
+        elif not kept and len(names) == 1:
+            names[-1] = gradient_of(fqn)
             self._live[fqn] = None
-            births = [Alloc(made[-1], "gradients", nbytes)]
-        if len(made) < self.model.uses[fqn]:
+            births = [alloc_of(names[-1], "gradients", nbytes)]
+        if len(names) < self.model.uses[fqn]:
             return births, []
         del self._made[fqn]
-        parts = [Free(name) for name in reversed(made) if births and name != gradient_of(fqn)]
-        moved = [Free(gradient_of(fqn))] if into_buckets and fqn in self._live else []
+        parts = [free_of(name) for name in reversed(names) if births and name != gradient_of(fqn)]
+        moved = [free_of(gradient_of(fqn))] if into_buckets and fqn in self._live else []
         if moved:
             del self._live[fqn]
         # What was there has moved into its bucket when the hook runs; what has just come lives
