@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -139,103 +139,59 @@ def adds_up(event: TapeEvent) -> bool:
 
 def accumulated(
     tape: Iterable[TapeEvent],
-    born: Callable[[ParameterGradient], tuple[list[Alloc], list[Free]]],
+    born: Callable[[ParameterGradient], tuple[list[Alloc], Sequence[MemoryEvent]]],
     *,
     after_sums: frozenset[str],
-    waiting: dict[str, list[Free]],
+    waiting: dict[str, list[MemoryEvent]],
+    late: frozenset[str] = frozenset(),
+    held_by_caller: Sequence[str] = (),
 ) -> list[BackwardEvent]:
-    """A module's backward. `born` gives the allocations of a gradient, and the frees once it is
+    """A module's backward. `born` gives the allocations of a gradient, and what happens once it is
     accumulated.
 
-    A tape may mark the accumulation. Else it follows the end of the node that made the gradient,
-    and its frees; for parameters in `after_sums` it comes later still. `waiting` holds frees of
-    gradients whose mark may stand in a later module.
+    A node makes its gradients, then frees what it held; then gradients are accumulated. A `late`
+    weight is accumulated after its bias although it is made before. Parameters in `after_sums` wait
+    until the gradient of the input is added to those of other nodes. A tape may mark the
+    accumulation instead. `waiting` holds events of gradients whose mark may stand in a later
+    module. Buffers `held_by_caller` are freed by no node.
     """
     ordered = list[BackwardEvent]()
-    early, late = list[Free](), list[Free]()
+    early, then, last = list[MemoryEvent](), list[MemoryEvent](), list[MemoryEvent]()
     is_over = node_makes_more = False
     for event in tape:
-        if type(event) is Free and not node_makes_more:
+        if type(event) is Free and not node_makes_more and event.buffer not in held_by_caller:
             is_over = True
             ordered.append(event)
             continue
-        if is_over and (early or late):
-            ordered += early
+        if is_over and (early or then or last):
+            ordered += (*early, *then)
             early.clear()
+            then.clear()
             if not adds_up(event):
-                ordered += late
-                late.clear()
+                ordered += last
+                last.clear()
         is_over = False
         if type(event) is Alloc:
             ordered.append(event)
         elif type(event) is ParameterGradient:
             node_makes_more = event.node_makes_more
-            made, gone = born(event)
+            made, rest = born(event)
             ordered += made
-            if gone and event.accumulation_is_marked:
-                waiting.setdefault(event.fqn, []).extend(gone)
-            elif gone:
-                (late if event.fqn in after_sums else early).extend(gone)
+            if rest and event.accumulation_is_marked:
+                waiting.setdefault(event.fqn, []).extend(rest)
+            elif rest:
+                fqn = event.fqn
+                (then if fqn in late else last if fqn in after_sums else early).extend(rest)
         elif type(event) is Accumulated:
             ordered += waiting.pop(event.fqn, [])
         elif type(event) is NodeOver:
-            ordered += early
+            ordered += (*early, *then)
             early.clear()
+            then.clear()
             is_over = True
         else:
             ordered.append(event)
-    return [*ordered, *early, *late]
-
-
-def accumulated_in_turn(
-    tape: Iterable[TapeEvent],
-    born: Callable[[ParameterGradient], tuple[list[Alloc], list[MemoryEvent]]],
-    *,
-    late: frozenset[str],
-    after_sums: frozenset[str],
-    held_by_caller: Sequence[str],
-    waiting: dict[str, list[MemoryEvent]],
-) -> Iterator[BackwardEvent]:
-    """A module's backward, as `accumulated` has it, where the hook of each parameter does more than
-    free: `born` gives that too, and the order among parameters counts.
-
-    A node makes its gradients, then frees what it held; then gradients are accumulated. A late
-    weight is accumulated after its bias although it is made before. Parameters of other nodes wait
-    until the gradient of the input is added to those of other nodes. A tape that marks the
-    accumulation decides it. Buffers `held_by_caller` are freed by no node.
-    """
-    early, then, last = list[MemoryEvent](), list[MemoryEvent](), list[MemoryEvent]()
-    is_over = node_makes_more = False
-    for event in tape:
-        frees = (
-            isinstance(event, Free) and event.buffer not in held_by_caller and not node_makes_more
-        )
-        if is_over and not frees:
-            yield from (*early, *then)
-            early.clear()
-            then.clear()
-            if not adds_up(event):
-                yield from last
-                last.clear()
-        is_over = frees
-        if isinstance(event, ParameterGradient):
-            node_makes_more = event.node_makes_more
-            made, rest = born(event)
-            yield from made
-            turn = then if event.fqn in late else last if event.fqn in after_sums else early
-            (waiting.setdefault(event.fqn, []) if event.accumulation_is_marked else turn).extend(
-                rest
-            )
-        elif isinstance(event, Accumulated):
-            yield from waiting.pop(event.fqn, ())
-        elif isinstance(event, NodeOver):
-            yield from (*early, *then)
-            early.clear()
-            then.clear()
-            is_over = True
-        else:
-            yield event
-    yield from (*early, *then, *last)
+    return [*ordered, *early, *then, *last]
 
 
 def forward_memory(training: Training, module: LoweredModule) -> list[MemoryEvent]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from zsim.ir.ops import ACCUMULATE, MOVE_GRADIENT, Kernel
 from zsim.models.training_options import DTYPE_NBYTES
@@ -16,6 +17,7 @@ def copy_kernel(numel: int, *, source: str, target: str) -> Kernel:
     return Kernel("copy", 0, numel * (DTYPE_NBYTES[source] + DTYPE_NBYTES[target]), target)
 
 
+@lru_cache(maxsize=1 << 12)
 def move_gradients(numel: int, *, source: str, target: str, reduced_in: str) -> Kernel:
     """A copy of gradients into what is reduced, or back; a cast to something narrower than float32
     is a plain copy, always made."""

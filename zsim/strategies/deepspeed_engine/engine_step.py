@@ -21,7 +21,7 @@ from zsim.ir.buffers import Buffer, buffer_of, gradient_of
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.strategies.building.backward_events import (
-    accumulated_in_turn,
+    accumulated,
     forward_memory,
     recomputed_in_turn,
     until_loss_goes,
@@ -100,7 +100,7 @@ class EngineStep:
     ) -> None:
         """Compute. Each gradient goes into the bucket, which is reduced before it would overflow;
         or it stays. `again` is told of modules that a recomputation calls."""
-        events = accumulated_in_turn(
+        events = accumulated(
             self._tape(module),
             lambda event: self._born(event, reduces=reduces),
             late=self.gradients.late, after_sums=self.gradients.after_sums,

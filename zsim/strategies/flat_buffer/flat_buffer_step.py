@@ -51,7 +51,7 @@ class FlatBufferStep:
     _gradients: set[str] = field(default_factory=set)
     _shards: set[str] = field(default_factory=set)
     _made: Counter[str] = field(default_factory=Counter)
-    _waiting: dict[str, list[Free]] = field(default_factory=dict)
+    _waiting: dict[str, list[MemoryEvent]] = field(default_factory=dict)
     """Gradients to free when a parameter's gradient is accumulated; by parameter."""
     _compute: list[int] = field(default_factory=list)
     _reduced: list[int] = field(default_factory=list)

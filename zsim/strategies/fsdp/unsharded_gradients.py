@@ -34,7 +34,7 @@ class UnshardedGradients:
     born: set[str] = field(default_factory=set)
     """Parameters whose gradient this backward has made anew, rather than found from an earlier
     micro-batch."""
-    waiting: dict[str, list[Free]] = field(default_factory=dict)
+    waiting: dict[str, list[MemoryEvent]] = field(default_factory=dict)
     """Frees that come with the accumulation of a gradient, by parameter."""
     of_views: bool = False
     """Parameters are views (FSDP1). A view's own backward runs last, and copies a gradient that has

@@ -15,7 +15,7 @@ from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building import clipping, optimizers
 from zsim.strategies.building.backward_events import (
-    accumulated_in_turn,
+    accumulated,
     forward_memory,
     until_recomputed,
 )
@@ -132,7 +132,7 @@ class ReplicatedStep:
         buckets = self.buckets if synchronises and self.model.casts else ()
         if self._casts_of is not buckets:
             self._casts, self._casts_of = self._casts_by_gradient() if buckets else {}, buckets
-        tape = accumulated_in_turn(
+        tape = accumulated(
             module.backward.memory,
             partial(self._born, into_buckets=synchronises and self.model.views),
             late=self.model.late, after_sums=self.model.after_sums,
