@@ -174,6 +174,23 @@ def draw_sharded(seed: int) -> Tables:
     }
 
 
+def draw_leaves(seed: int) -> Tables:
+    """A random scenario of stage 3 with leaf blocks, that gathers nothing ahead or everything."""
+    one_of = random.Random(seed).choice
+    drawn = (draw_sharded, draw_transformers)[seed % 2](seed)
+    drawn.pop("activation_checkpointing", None)
+    drawn.pop("frozen", None)
+    model = drawn["model"] if drawn["model"].get("family") != "mlp" else one_of(MODELS[1:])
+    prefetch, live = one_of(((0, 600), (0, 1_000_000), (100_000, 1_000_000)))
+    return drawn | {
+        "model": model, "batch": drawn["batch"] | {"sequence_length": 4},
+        "strategy": drawn["strategy"] | {
+            "leaf_module": "blocks", "zero_hpz_partition_size": 1,
+            "stage3_prefetch_bucket_size": prefetch, "stage3_max_live_parameters": live,
+        },
+    }
+
+
 def draw_transformers(seed: int) -> Tables:
     """A random scenario of stage 3 with a model of transformers; its path is one from the root."""
     drawn, one_of = draw_sharded(seed), random.Random(seed).choice
@@ -294,6 +311,7 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=150)
     parser.add_argument("--sharded-draws", type=int, default=60)
     parser.add_argument("--transformers-draws", type=int, default=20)
+    parser.add_argument("--leaf-draws", type=int, default=20)
     parser.add_argument("--only-sharded", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("tests/measured/deepspeed.json"))
     parser.add_argument("--timeout", type=float, default=3600.0)
@@ -301,7 +319,7 @@ def main() -> int:
     sharded = [
         *sharded_grid(), *map(draw_sharded, seeds(asked.sharded_draws)),
         *map(draw_transformers, seeds(asked.transformers_draws)), *adam_grid(),
-        *activations_grid(),
+        *activations_grid(), *map(draw_leaves, seeds(asked.leaf_draws)),
     ]
     tables = [*([] if asked.only_sharded else [*grid(), *map(draw, seeds(asked.draws))]), *sharded]
     record = {

@@ -134,7 +134,7 @@ def moved(
     if nests[0] == "modules":
         model = by_block(model)
     if scenario.wrapping.nested or nests[1] == "modules":
-        model = wrapped(strategy, model, scenario.wrapping)
+        model = wrapped(strategy, model, scenario.wrapping, kind.options(**chosen))
     return derived(scenario,
         strategy=strategy, options=kind.options(**chosen), mesh=mesh, model=model,
         offload=_offload_under(kind, scenario),

@@ -22,8 +22,9 @@ WITHOUT_PARAMETERS: tuple[OperatorKind, ...] = (
 """Operators that transformers has modules of, though they own nothing."""
 
 
-def by_module(model: ModelSpec) -> ModelSpec:
-    """`model` with a unit for each operator that owns parameters; a traced one as it is.
+def by_module(model: ModelSpec, *, leaf_blocks: bool = False) -> ModelSpec:
+    """`model` with a unit for each operator that owns parameters; a traced one as it is. With
+    `leaf_blocks` each block is one unit, whose modules have no hooks.
 
     A tied weight belongs to the first module that reads it. Others read it too, and are modules
     without a unit.
@@ -31,14 +32,29 @@ def by_module(model: ModelSpec) -> ModelSpec:
     if model.family == TRACED:
         return model
     others = WITHOUT_PARAMETERS if model.family == TRANSFORMERS else ()
-    cut = [(module, tuple(_called(module, others))) for module in joined(model.modules)]
+    cut = [
+        (module, tuple(_called(module, others, whole=leaf_blocks)))
+        for module in joined(model.modules)
+    ]
     names = {
         f"{module.fqn}:{op.output}": f"{part.fqn}:{op.output}"
         for module, parts in cut if module.unit == ROOT for part in parts for op in part.operators
     }
     modules = tuple(_renamed(part, names) for _, parts in cut for part in parts)
-    owned = [(m.path, [fqn for op in m.operators for fqn in (op.weight, op.bias)]) for m in modules]
+    places = {fqn: index for index, fqn in enumerate(model.registered)}
+    owned = [
+        (m.path, sorted(
+            [fqn for op in m.operators for fqn in (op.weight, op.bias)],
+            key=(lambda fqn: places.get(fqn, 0)) if is_leaf(m) else (lambda _: 0),
+        ))
+        for m in modules
+    ]
     return replace(model, modules=modules, units=_units(model, owned))
+
+
+def is_leaf(module: Module) -> bool:
+    """True for a block of a model `by_module` that is one unit."""
+    return not module.within and not module.apart and module.unit != ROOT
 
 
 def by_block(model: ModelSpec) -> ModelSpec:
@@ -149,10 +165,12 @@ def _renamed(module: Module, names: Mapping[str, str]) -> Module:
     ))
 
 
-def _called(module: Module, others: Collection[OperatorKind]) -> Iterator[Module]:
-    """A block in parts, or the root's own operators one by one."""
+def _called(
+    module: Module, others: Collection[OperatorKind], *, whole: bool
+) -> Iterator[Module]:
+    """A block in parts or `whole`, or the root's own operators one by one."""
     module = _linears(module, implementation=ONE_NODE)
-    if module.apart:
+    if module.apart or (whole and module.unit != ROOT):
         yield module
     elif module.unit == ROOT:
         yield from parts_of_root(module, others=others)

@@ -72,15 +72,16 @@ def problems(
     return tuple(refusals)
 
 
-def wrapped(name: str, model: ModelSpec, policy: Wrapping) -> ModelSpec:
-    """`model` with the units that `policy` makes under the strategy `name`.
+def wrapped(name: str, model: ModelSpec, policy: Wrapping, options: Any = None) -> ModelSpec:
+    """`model` with the units that `policy` makes under the strategy `name` with its `options`.
 
     Units lie inside blocks only where the strategy has units at all. Where its runtime hooks every
     module, each that owns parameters is one.
     """
-    nests = STRATEGIES[name].nests
+    strategy = STRATEGIES[name]
+    nests = strategy.nests
     if nests == "modules":
-        return by_module(model)
+        return by_module(model, leaf_blocks=strategy.leaf_blocks(options))
     if nests == "nothing":
         policy = replace(policy, nested=())
     return wrapping.wrapped(model, policy, in_parts=nests != "buffers")

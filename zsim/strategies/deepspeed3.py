@@ -6,7 +6,8 @@ releases them after. The first forward and backward gather module by module, and
 Later ones follow that trace: a module gathers what is missing, then more ahead, until too much is
 whole (coordinator.py). Blocks and the root own nothing, and gather ahead as well. Gradients are
 reduce-scattered bucket by bucket within backward, and a rank's shards of them stay from step to
-step. The step releases everything, and gathers small parameters that persist.
+step. The step releases everything, and gathers small parameters that persist. With
+`leaf_module` a block does so for all modules inside.
 
 Frozen parameters are sharded, gathered and kept as all others. A module whose output needs no
 gradient has no backward, and one that a recomputation gathers frozen ones for releases them.
@@ -55,7 +56,8 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     kind = OffloadedShardedStep if training.offload.optimizer else ShardedStep
     first = kind.of(sharded)
     coordinator = Coordinator(
-        sharded.own, {parameter.fqn for parameter in sharded.persistent}, options, first
+        sharded.own, {parameter.fqn for parameter in sharded.persistent}, options, first,
+        sharded.leaves,
     )
     calls = module_calls(training)
     forward_backward(first, coordinator, calls, first=True)
@@ -120,6 +122,7 @@ def forward_backward(
                     if call.differentiates:
                         coordinator.fetch(module, backward=True)
                 case Called(module):
+                    step.reduce_leaf(module)
                     if call.differentiates and call.input_needs_gradient:
                         coordinator.release(module, backward=True)
                     step.pass_on(call)
@@ -155,4 +158,5 @@ STRATEGY = Strategy(
     elsewhere=config_keys.OF_SHARDS, num_distinct_ranks=num_distinct_ranks,
     num_groups=num_groups, saves="engine", stepped=stepped,
     offloadable=("optimizer", "parameters"), pinned=pinned, nests="modules",
+    leaf_blocks=lambda options: options is not None and options.leaf_module == "blocks",
 )

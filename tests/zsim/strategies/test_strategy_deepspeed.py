@@ -533,6 +533,29 @@ def test_zeropp_sends_half_of_zero3_between_nodes_without_its_quantized_gradient
     assert scales < size // 100
 
 
+def test_a_leaf_block_is_one_gather_and_reduces_in_the_order_of_the_model() -> None:
+    strategy = {
+        "name": "deepspeed3", "reduce_bucket_size": 1, "stage3_prefetch_bucket_size": 0,
+        "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0,
+    }
+    leaves = scenario(strategy=strategy | {"leaf_module": "blocks"})
+    blocks = {
+        unit.fqn: [parameter.fqn for parameter in unit.parameters]
+        for unit in leaves.model.units if unit.fqn.startswith("blocks.")
+    }
+    numels = {parameter.fqn: parameter.numel for parameter in leaves.model.parameters}
+    steady = plan(leaves, device="cpu").of_rank(0).steady
+    sizes = [4 * sum(map(numels.__getitem__, names)) for names in blocks.values()]
+    gathered = [op.nbytes for op in steady if op.kind == "all_gather"]
+    assert gathered[2:5] == sizes  # behind both tables
+    reduced = [op.nbytes // 4 for op in steady if op.kind == "reduce_scatter"]
+    last = [numels[fqn] for fqn in blocks["blocks.2"]]
+    start = reduced.index(last[0])
+    assert any(reduced[i : i + len(last)] == last for i in range(start, len(reduced)))
+    singly = plan(scenario(strategy=strategy), device="cpu").of_rank(0).steady
+    assert len(gathered) < sum(op.kind == "all_gather" for op in singly) // 3
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -544,7 +567,14 @@ def test_zeropp_sends_half_of_zero3_between_nodes_without_its_quantized_gradient
         ({"strategy": {"zero_hpz_partition_size": 3}}, "expected a divisor of 2 ranks, found 3"),
         ({"strategy": {"mics_shard_size": 2}}, "it ended with 0.19.7; hsdp shards over a part"),
         ({"strategy": {"stage3_max_live_params": 3}}, "calls it stage3_max_live_parameters"),
-        ({"strategy": {"stage3_module_granularity_threshold": 9}}, "leaf modules are not modelled"),
+        ({"strategy": {"stage3_module_granularity_threshold": 9}},
+         'and finds some that are never called; leaf_module = "blocks" takes each block'),
+        ({"strategy": {"leaf_module": "blocks", "zero_hpz_partition_size": 2}},
+         'strategy.leaf_module: expected "none" with zero_hpz_partition_size'),
+        ({"strategy": {"leaf_module": "blocks"}, "activation_checkpointing": {"mode": "full"}},
+         'strategy.leaf_module: expected "none" with activation_checkpointing'),
+        ({"strategy": {"leaf_module": "blocks"}, "frozen": ["wte.*", "wpe.*"]},
+         'strategy.leaf_module: expected "none", as the input of blocks.0 needs no gradient'),
         ({"strategy": {"reduce_scatter": False}}, "strategy.reduce_scatter: expected true"),
         ({"ranks": 1}, "strategy.dp_shard: expected at least 2 ranks with deepspeed3"),
         ({"precision": {"autocast": "bf16"}}, "precision.autocast: expected none with deepspeed3"),

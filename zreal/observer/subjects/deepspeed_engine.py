@@ -11,7 +11,6 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from shutil import which
@@ -30,7 +29,7 @@ from zsim.errors import BackendUnavailableError
 from zsim.models.training_options import DTYPE_NAMES
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
-from zsim.strategies.deepspeed_engine.options import VERSION
+from zsim.strategies.deepspeed_engine.options import VERSION, as_config
 
 STAGES = {"deepspeed1": 1, "deepspeed2": 2, "deepspeed3": 3}
 """The stage of each strategy."""
@@ -178,8 +177,8 @@ def _deepspeed(device_type: str) -> Any:
 def config(scenario: Scenario) -> dict[str, Any]:
     """The engine's config: the strategy's options, which have DeepSpeed's names, and what other
     tables say."""
-    precision, options = scenario.precision, scenario.options
-    zero = {field.name: getattr(options, field.name) for field in fields(options)}
+    precision = scenario.precision
+    zero = as_config(scenario.options, scenario.model)
     checks = zero.pop("check_grad_overflow", True)
     moved = {"device": "cpu", "pin_memory": scenario.offload.pin_memory}
     zero |= {f"offload_{OFFLOADED[state]}": moved for state in scenario.offload.states}

@@ -6,13 +6,13 @@ zero1 to zero3 become DeepSpeed's stages, whose buckets and order are DeepSpeed'
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 from zsim.configs.exported import Exported, Said, require_strategy
 from zsim.models.training_options import DTYPE_NAMES
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
+from zsim.strategies.deepspeed_engine.options import as_config
 
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
 
@@ -32,7 +32,7 @@ def write(scenario: Scenario) -> Exported:
     keys.say("batch.micro_batch", "batch.accumulation", "optimizer.clip_norm", "strategy.name")
     zero: dict[str, Any] = {"stage": strategy.formula.number}
     if own:
-        options = asdict(scenario.options)
+        options = as_config(scenario.options, scenario.model)
         check = options.pop("check_grad_overflow", True)
         zero |= options
         keys.say("strategy")

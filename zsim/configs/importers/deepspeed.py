@@ -149,10 +149,14 @@ def _unmodelled(zero: ConfigKeys) -> None:
         ("use_all_reduce_for_fetch_params", False), ("allgather_sequential", False),
         ("stage3_allgather_sequential", False), ("zero_quantized_nontrainable_weights", False),
         ("zero_quantized_gradients", False), ("zeropp_loco_param", None), ("zenflow", None),
-        ("leaf_module", None), ("mics_shard_size", -1), ("enable_sanity_checks", False),
+        ("mics_shard_size", -1), ("enable_sanity_checks", False),
         ("mics_hierarchical_params_gather", False), ("save_muon_momentum_buffer_in_memory", False),
     ):
         zero.only(key, default, unmodelled=reason)
+    zero.only(
+        "leaf_module", None,
+        unmodelled='strategy.leaf_module = "blocks" may be meant; --drop leaves it out',
+    )
     for key, name in (("cpu_offload", "offload_optimizer"), ("cpu_offload_params", "offload_param"),
                       ("cpu_offload_param", "offload_param")):
         zero.only(key, False, unmodelled=f'DeepSpeed calls it {name} = {{"device": "cpu"}} now')

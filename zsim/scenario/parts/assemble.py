@@ -87,14 +87,16 @@ def assemble(
     )
     table = attempt(named, tables["model"])
     model = attempt(partial(made_model, folder=folder), table, parts.batch)
-    model = attempt(partial(_wrapped, parts.strategy), model, parts.wrapping)
+    parts.options = attempt(_options, strategy)
+    model = attempt(
+        partial(_wrapped, parts.strategy, options=parts.options), model, parts.wrapping
+    )
     model = attempt(_trained_part, model, table, tables["frozen"])
     parts.model = attempt(Execution.form_of, parts.execution, model)
     parts.faults = attempt(made_faults, faults)
     parts.cluster = attempt(partial(made_cluster, folder=folder), tables["cluster"])
     parts.cluster = attempt(with_links, parts.cluster, parts.faults or ())
     parts.mesh = attempt(_mesh, strategy, parts.cluster)
-    parts.options = attempt(_options, strategy)
     entries = [attempt(expectation, key, value) for key, value in (tables["expect"] or {}).items()]
     parts.expect = tuple(entry for entry in entries if entry is not None)
     problems += refusals.problems(parts)
@@ -136,11 +138,15 @@ def _execution(table: Any) -> Execution:
     return Execution(**values)
 
 
-def _wrapped(strategy: str | None, model: ModelSpec, policy: Wrapping) -> ModelSpec:
+def _wrapped(
+    strategy: str | None, model: ModelSpec, policy: Wrapping, *, options: Any
+) -> ModelSpec:
     """`model` with the units of `policy`; ScenarioError where it has no such units."""
     if problems := tuple(wrapping.problems(policy, model)):
         raise ScenarioError(problems)
-    return wrapping.wrapped(model, policy) if strategy is None else wrapped(strategy, model, policy)
+    if strategy is None:
+        return wrapping.wrapped(model, policy)
+    return wrapped(strategy, model, policy, options)
 
 
 def _trained_part(model: ModelSpec, table: Any, patterns: tuple[str, ...]) -> ModelSpec:

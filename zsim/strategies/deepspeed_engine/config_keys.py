@@ -57,7 +57,7 @@ _BOTH: Mapping[str, str] = {
     **dict.fromkeys((
         "grad_accum_dtype", "use_multi_rank_bucket_allreduce", "parameter_alignment",
         "compute_grad_norm", "override_module_apply", "zero_quantized_nontrainable_weights",
-        "leaf_module", "zenflow", "super_offload", "save_muon_momentum_buffer_in_memory",
+        "zenflow", "super_offload", "save_muon_momentum_buffer_in_memory",
         "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
     ), _UNMODELLED),
 }
@@ -67,7 +67,7 @@ OF_REPLICAS: Mapping[str, str] = {
         "stage3_prefetch_bucket_size", "stage3_max_live_parameters", "stage3_max_reuse_distance",
         "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
         "stage3_module_granularity_threshold", "sub_group_size", "zero_hpz_partition_size",
-        "zero_quantized_weights",
+        "zero_quantized_weights", "leaf_module",
     ), "an option of stage 3, which stages 1 and 2 do not read; leave it out, or take deepspeed3"),
 }
 """Keys that stages 1 and 2 do not have."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from zsim.autograd.traced.model import TracedModel
 from zsim.ir.mesh import Mesh
-from zsim.models.called_modules import calls_nothing
+from zsim.models.called_modules import calls_nothing, is_leaf
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.repeats import repeats
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import Optimizer, Precision
+from zsim.strategies.building.parameters import used_parameters
 
 VERSION = "0.19"
 """The DeepSpeed that these strategies follow."""
@@ -74,7 +76,10 @@ class ShardOptions:
     stage3_model_persistence_threshold: int = field(default=MOST_ELEMENTS, metadata=_SIZE)
     """Elements of all parameters that stay whole."""
     stage3_module_granularity_threshold: int = 0
-    """Leaf modules; only 0 is modelled."""
+    """Leaf modules by the mean size of modules; only 0 is modelled."""
+    leaf_module: Literal["none", "blocks"] = "none"
+    """Modules whose parameters are gathered and reduced together: each block (set_z3_leaf_modules).
+    """
     sub_group_size: int = field(default=1_000_000_000, metadata=_SIZE)
     """Elements that a rank's optimizer steps at a time."""
     zero_hpz_partition_size: int = 1
@@ -83,6 +88,14 @@ class ShardOptions:
     zero_quantized_weights: bool = False
     """Parameters are gathered in int8 (qwZ of ZeRO++) by kernels of GPUs, which no run here
     confirms."""
+
+
+def as_config(options: ReplicaOptions | ShardOptions, model: ModelSpec) -> dict[str, Any]:
+    """`options` as DeepSpeed's config has them, which names leaf modules one by one."""
+    made = asdict(options)
+    if made.pop("leaf_module", "none") == "blocks":
+        made["leaf_module"] = {"names": [m.path for m in model.modules if is_leaf(m)]}
+    return made
 
 
 def problems(options: ReplicaOptions, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
@@ -121,7 +134,8 @@ def shard_problems(options: ShardOptions, mesh: Mesh, optimizer: Optimizer) -> I
     if options.stage3_module_granularity_threshold:
         yield (
             "strategy.stage3_module_granularity_threshold: expected 0, found "
-            f"{options.stage3_module_granularity_threshold}; leaf modules are not modelled"
+            f"{options.stage3_module_granularity_threshold}, which takes modules by their mean size"
+            ' and finds some that are never called; leaf_module = "blocks" takes each block'
         )
     for name in ("reduce_bucket_size", "sub_group_size"):
         if getattr(options, name) < 1:
@@ -176,3 +190,20 @@ def shard_model_problems(
         )
     if repeats(model):
         yield "model.uses: expected 1 with deepspeed3, whose trace would have each run"
+    if options.leaf_module == "blocks" and checkpointing.mode != "none":
+        yield (
+            'strategy.leaf_module: expected "none" with activation_checkpointing, found "blocks", '
+            "whose recomputation is not modelled"
+        )
+    if options.leaf_module == "blocks" and options.zero_hpz_partition_size > 1:
+        yield (
+            'strategy.leaf_module: expected "none" with zero_hpz_partition_size, found "blocks", '
+            "whose copies DeepSpeed makes in the order of a set"
+        )
+    trained = {parameter.fqn for parameter in model.parameters if parameter.requires_grad}
+    first = next((m for m in model.modules if trained.intersection(used_parameters(m))), None)
+    if options.leaf_module == "blocks" and first is not None and is_leaf(first):
+        yield (
+            f'strategy.leaf_module: expected "none", as the input of {first.path} needs no '
+            'gradient, found "blocks": DeepSpeed then reduces gradients of zeros'
+        )

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from zsim.models.spec import Parameter
+from zsim.models.spec import ROOT, Parameter
 from zsim.strategies.deepspeed_engine.options import ShardOptions
 
 NEVER = -1
@@ -56,12 +56,14 @@ class Carrier(Protocol):
 @dataclass(slots=True)
 class Coordinator:
     """`own`: the parameters of each module by its fqn. `persistent`: fqns of those that stay whole.
+    `leaves`: modules that have others inside.
     """
 
     own: Mapping[str, Sequence[Parameter]]
     persistent: Set[str]
     options: ShardOptions
     carrier: Carrier
+    leaves: Set[str] = frozenset()
     trace: list[str] = field(default_factory=list)
     secondary: set[str] = field(default_factory=set)
     """Fqns of parameters with a copy in larger shards: all of them from construction on."""
@@ -223,9 +225,21 @@ class Coordinator:
         for later in self.trace[self.step :]:
             if distance >= self.options.stage3_max_reuse_distance:
                 break
-            kept |= {parameter.fqn for parameter in self.own[later]}
-            distance += sum(parameter.numel for parameter in self.own[later])
+            met = self._met(later, recursively=module in self.leaves)
+            kept |= {parameter.fqn for parameter in met}
+            distance += sum(parameter.numel for parameter in met)
         return frozenset(kept)
+
+    def _met(self, module: str, *, recursively: bool) -> Sequence[Parameter]:
+        """The parameters that DeepSpeed counts of a later module. A leaf that is released counts
+        all inside it; any other module counts none inside a leaf."""
+        if not recursively:
+            return () if module in self.leaves else self.own[module]
+        inside = f"{module}."
+        return [
+            parameter for name, own in self.own.items()
+            if module == ROOT or name == module or name.startswith(inside) for parameter in own
+        ]
 
     def _release(self, parameter: Parameter) -> None:
         if parameter.fqn in self.whole and not self._active.get(parameter.fqn):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from zsim.ir.sharding import padded_size, shard, shard_size
-from zsim.models.called_modules import containers
+from zsim.models.called_modules import containers, is_leaf
 from zsim.models.spec import ROOT, Parameter
 from zsim.strategies.building.parameters import named_parameters, used_parameters
 from zsim.strategies.deepspeed_engine.layout import EngineLayout
@@ -50,6 +50,11 @@ class ShardedParameters(EngineLayout):
         for around in containers(self.training.model).values():
             own |= dict.fromkeys(around, ())
         return own
+
+    @cached_property
+    def leaves(self) -> frozenset[str]:
+        """The modules with others inside whose parameters are theirs."""
+        return frozenset(module.path for module in self.training.model.modules if is_leaf(module))
 
     @cached_property
     def _turns(self) -> dict[str, int]:

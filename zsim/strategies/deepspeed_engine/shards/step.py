@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from zsim.autograd.lowered import LoweredModule, ParameterGradient, TapeEvent
 from zsim.ir.buffers import Buffer, buffer_of, gradient_of, numbered, owner_of, role_of
 from zsim.ir.ops import NORM_STEP, Alloc, Free, Kernel, MemoryEvent, Op
-from zsim.models.spec import ROOT
+from zsim.models.spec import ROOT, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.backward_events import forward_memory
 from zsim.strategies.building.kernels import copy_kernel, move_gradients
@@ -42,6 +42,20 @@ def _end_of_node(tape: Sequence[TapeEvent]) -> int:
     return 0
 
 
+def _with_leaves_whole(
+    order: Sequence[Parameter], sharded: ShardedParameters
+) -> list[Parameter]:
+    """The `order` in which gradients are reduced: those of a leaf in that of the model, with the
+    last."""
+    leaf_of = {p.fqn: leaf for leaf in sharded.leaves for p in sharded.own[leaf]}
+    last = {leaf_of.get(p.fqn, p.fqn): index for index, p in enumerate(order)}
+    return sorted(
+        order, key=lambda p: (
+            last[leaf_of.get(p.fqn, p.fqn)], sharded.turn(p) if p.fqn in leaf_of else 0
+        )
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class ShardedStep(GatheringStep):
     """One training step."""
@@ -50,6 +64,8 @@ class ShardedStep(GatheringStep):
     """The free of the input of the module that computes."""
     _recomputed: dict[str, list[Buffer]] = field(default_factory=dict)
     """Buffers that each module's recomputation has left for its backward."""
+    _outputs: list[MemoryEvent] = field(default_factory=list)
+    """The free of the gradient of a leaf's output."""
     asserts: StepBuilder = field(default_factory=StepBuilder)
     """Broadcasts at the beginning of the second step."""
 
@@ -57,10 +73,24 @@ class ShardedStep(GatheringStep):
     def of(cls, sharded: ShardedParameters) -> ShardedStep:
         """An empty step, in which nothing is whole."""
         made = cls(training=sharded.training, gradients=sharded.gradients, sharded=sharded)
-        made.fill(
-            buckets(ready_order(sharded.training), most=sharded.options.reduce_bucket_size)
-        )
+        order = _with_leaves_whole(ready_order(sharded.training), sharded)
+        made.fill(buckets(order, most=sharded.options.reduce_bucket_size))
         return made
+
+    @property
+    def _in_leaves(self) -> frozenset[str]:
+        """The parameters of leaves."""
+        return frozenset(
+            parameter.fqn for leaf in self.sharded.leaves for parameter in self.sharded.own[leaf]
+        )
+
+    @property
+    def _gradients_of_values(self) -> frozenset[Buffer]:
+        """Buffers that backward makes."""
+        return frozenset(
+            event.buffer for module in self.training.modules for event in module.backward.memory
+            if isinstance(event, Alloc)
+        )
 
     # -- compute
 
@@ -129,6 +159,14 @@ class ShardedStep(GatheringStep):
         """The backward of `module`; what its recomputation holds goes when its node has made
         gradients."""
         tape = list(EngineStep._tape(self, module))
+        if module.fqn in self.sharded.leaves:  # torch's hook keeps the gradient of its output
+            own = {event.buffer for event in tape if isinstance(event, Alloc)}
+            frees = [event for event in tape if isinstance(event, Free)]
+            self._outputs = [
+                event for event in frees
+                if event.buffer in self._gradients_of_values and event.buffer not in own
+            ]
+            tape = [event for event in tape if event not in self._outputs]
         if buffers := self._recomputed.pop(module.fqn, []):
             self._held.difference_update(buffers)
             gone = set(buffers).difference(self._whole.values())
@@ -146,7 +184,25 @@ class ShardedStep(GatheringStep):
 
     def hook(self, fqn: str, *, reduces: bool) -> Iterable[MemoryEvent]:
         """Reduce the bucket that would overflow, then copy the gradient into the next one; one
-        larger than a bucket stays where it is."""
+        larger than a bucket stays where it is. Gradients of a leaf wait for its end."""
+        if fqn not in self._in_leaves:
+            yield from self._take(fqn)
+
+    def reduce_leaf(self, module: str) -> None:
+        """The gradient of a leaf's input is there: its parameters' are reduced in their order."""
+        if module not in self.sharded.leaves:
+            return
+        memory = [
+            event for parameter in self.sharded.own[module] if parameter.fqn in self._live
+            for event in self._take(parameter.fqn)
+        ]
+        self._placed.append(self.step.issue(
+            "free", ROOT, micro_batch=self.micro_batch, memory=[*memory, *self._outputs]
+        ))
+        self._outputs = []
+        self._average_full()
+
+    def _take(self, fqn: str) -> Iterator[MemoryEvent]:
         if bucket := self._closes.get(fqn):
             yield from self._scattering(bucket)
         if self.gradients.nbytes_of[fqn] // self.sharded.element <= (
