@@ -75,9 +75,9 @@ def _require_named(scenario: zsim.Scenario, error: DeadlockError) -> None:
 
 
 def live(scenario: zsim.Scenario) -> None:
-    """AssertionError unless the step of a scenario whose faults only delay ends, and within what
-    they delay all ranks, and what kernels of several streams then lose to one another.
+    """AssertionError unless the step of a scenario with faults that only delay ends in time.
 
+    It may take as much longer as they delay all ranks, and as kernels of several streams then lose.
     The second is asked without interference, of meshes of one axis, and without offload. Beside
     other collectives or copies to the host than in a clean step, an op may be longer by more than
     its delay. Deepspeed2 with its optimizer offloaded is so by 2 % of it, on cards whose copies and
@@ -102,10 +102,10 @@ def live(scenario: zsim.Scenario) -> None:
 def _most_lost_beside(ops: tuple[Op, ...], longer: Mapping[int, int], costs: Costs) -> int:
     """The most ns that all kernels of a rank lose while kernels of other streams run.
 
-    While `n` of them run, all but one are copies off the compute stream, and in the time that `n`
+    While `n` of them run, all but one are copies off the compute stream. In the time that `n`
     kernels lose together, these copies do at least the `n`-th part of it as work. A gradient that
-    is cast beside the backward is such a copy: where a rank waits for one that is late, its casts
-    meet kernels that they do not meet in a clean step.
+    is cast beside the backward is such a copy. A rank that waits for a late one has its casts meet
+    kernels of which a clean step keeps them apart.
     """
     computing = [op for op in ops if op.kernels and op.kind not in COLLECTIVES]
     return len({op.stream for op in computing}) * sum(
