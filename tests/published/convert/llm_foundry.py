@@ -45,9 +45,8 @@ def attention_kernels(row: Mapping[str, str]) -> tuple[str, str]:
 
     Rows of H100 name both. The script of their sweep has Triton as its default at first and flash
     later, with FlashAttention 2.4.2 for products in 8 bits. With FlashAttention 2 as an H100
-    measured here has it (tests/measured/gpu_h100.json, whose products confirm the rest), their
-    steps would be 12 % shorter than they are. So they are read as Triton's: what they ran may be
-    another, at its rates.
+    measured here has it (tests/measured/gpu_h100.json), their steps would be 12 % shorter than they
+    are. So they are read as Triton's: what they ran may be another, at its rates.
     """
     name = row["attn_impl"].lower()
     if "flash" in name and "triton" in name:
