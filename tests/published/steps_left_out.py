@@ -26,8 +26,8 @@ from zsim.calibration.fitting.fit_steps import Case
 from zsim.calibration.records import Step
 from zsim.calibration.row_predictions import Predicted, predictions
 from zsim.cluster.devices import Device, load_device
+from zsim.engine.bands.error_bands import step_shares
 from zsim.engine.costs.op_costs import Costs
-from zsim.engine.error_bands import step_shares
 from zsim.engine.simulate_step import simulate_step
 
 FITTED = "mpt_llm_foundry.csv"

@@ -15,7 +15,7 @@ from zsim.runs.backend import (
     Capabilities,
     RunOptions,
 )
-from zsim.runs.compare.memory_by_part import EXACT
+from zsim.runs.compare.memory.by_part import EXACT
 from zsim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from typing import Literal
 from zsim.calibration import collectives, impossible, memory_pressure
 from zsim.calibration.records import Collective, Impossible, Skipped, Step, middle
 from zsim.cluster.collectives.nccl.bands import LARGE, MIDDLE
+from zsim.engine.bands.error_bands import step_shares
+from zsim.engine.bands.step_shares import widened
 from zsim.engine.costs.op_costs import Costs
-from zsim.engine.error_bands import step_shares, widened
 from zsim.engine.simulate_step import simulate_step
 from zsim.errors import ZsimError
 from zsim.ir.program import Program

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from zsim.cluster.cluster import ClusterSpec, load_cluster
-from zsim.engine import error_bands
+from zsim.engine.bands import error_bands
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.faults.arrivals import late_ranks
 from zsim.engine.faults.fault import FAULT_KINDS, Jitter

@@ -10,7 +10,7 @@ from zreal.meters.measured_step import lower_peak
 from zsim.ir.run import MemoryRecord, PartRecord, PhaseRecord
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.compare import compare
-from zsim.runs.compare.memory_by_part import NAME
+from zsim.runs.compare.memory.by_part import NAME
 from zsim.runs.registry import find
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import Scenario, parse

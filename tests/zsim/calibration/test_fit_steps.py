@@ -26,7 +26,7 @@ from zsim.cluster.cluster import MeasuredCurve, load_cluster
 from zsim.cluster.collectives.nccl.curves import CURVES
 from zsim.cluster.collectives.nccl.measured_curves import as_it_is, curves_of, with_curve
 from zsim.cluster.devices import load_device
-from zsim.engine import error_bands
+from zsim.engine.bands import error_bands
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.runs import saved

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from zsim.cluster.cluster import load_cluster
 from zsim.cluster.measured_times import MeasuredTimes
+from zsim.engine.bands.error_bands import collective_width
 from zsim.engine.costs.op_costs import Costs
-from zsim.engine.error_bands import collective_width
 from zsim.errors import ScenarioError
 from zsim.scenario.parts import cluster_file
 

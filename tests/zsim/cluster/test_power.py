@@ -12,7 +12,7 @@ import zsim
 from zsim.calibration.fitting.write_cluster import preset_tables, toml_of
 from zsim.cluster.cluster import load_cluster
 from zsim.cluster.devices import devices, load_device
-from zsim.engine import error_bands
+from zsim.engine.bands import error_bands
 from zsim.engine.costs.kernel_time import kernel_ns
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.execution import Execution

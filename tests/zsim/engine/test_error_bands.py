@@ -13,9 +13,10 @@ from tests.published import errors
 from tests.support.cases.sampling import one_in
 from zsim.cluster.cluster import ClusterSpec, load_cluster
 from zsim.cluster.devices import PresetFigure, Provenance
-from zsim.engine import error_bands
+from zsim.engine.bands import error_bands
+from zsim.engine.bands.error_bands import GROWTH
+from zsim.engine.bands.step_shares import OVERLAP, StepShare, StepShares
 from zsim.engine.costs.op_costs import Costs
-from zsim.engine.error_bands import GROWTH, OVERLAP, StepShare, StepShares
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.simulate import simulate
 from zsim.engine.simulate_step import simulate_step

@@ -19,9 +19,9 @@ from zsim.cli.main import main
 from zsim.ir.run import RunRecord
 from zsim.runs import saved
 from zsim.runs.compare.agreement import Agreement
-from zsim.runs.compare.cache import ALLOCATED, RESERVED
 from zsim.runs.compare.check import Check
 from zsim.runs.compare.compare import compare
+from zsim.runs.compare.memory.cache import ALLOCATED, RESERVED
 
 NO_STATISTICS = "unsupported: the measured Run has no statistics of CUDA's allocator"
 

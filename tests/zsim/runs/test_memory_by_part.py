@@ -23,7 +23,7 @@ from zsim.runs import saved
 from zsim.runs.backend import RunOptions
 from zsim.runs.compare.check import Check
 from zsim.runs.compare.compare import compare
-from zsim.runs.compare.memory_by_part import EXACT, NAME, StepMemory, compare_parts
+from zsim.runs.compare.memory.by_part import EXACT, NAME, StepMemory, compare_parts
 from zsim.runs.figures.metrics import figures
 from zsim.runs.registry import SimBackend
 from zsim.scenario.plan import plan

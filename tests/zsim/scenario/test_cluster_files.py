@@ -17,9 +17,9 @@ from zsim.calibration.fitting.fit_steps import tuned
 from zsim.cli import main
 from zsim.cluster.cluster import MeasuredCurve, load_cluster
 from zsim.cluster.collectives.nccl.placed import estimated
-from zsim.engine import error_bands
+from zsim.engine.bands import error_bands
+from zsim.engine.bands.error_bands import calibration
 from zsim.engine.costs.op_costs import Costs
-from zsim.engine.error_bands import calibration
 from zsim.engine.execution import Execution
 from zsim.engine.simulate_step import simulate_step
 from zsim.errors import ScenarioError

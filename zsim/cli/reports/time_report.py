@@ -12,7 +12,7 @@ from zsim.analysis.simulated_step import explain_step
 from zsim.analysis.why import Why, percent, why_lines
 from zsim.cli import terminal
 from zsim.cli.reports import run_report
-from zsim.engine import error_bands
+from zsim.engine.bands import error_bands
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline, Times

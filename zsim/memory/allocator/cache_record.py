@@ -1,6 +1,6 @@
 """Prediction of what torch's caching allocator holds on each rank in a steady step.
 
-It knows no measured Run; `zsim.runs.compare.cache` compares the two.
+It knows no measured Run; `zsim.runs.compare.memory.cache` compares the two.
 """
 
 from __future__ import annotations

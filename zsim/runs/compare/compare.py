@@ -13,7 +13,6 @@ from zsim.ir.order.waits import named_ranks
 from zsim.ir.program import PHASES
 from zsim.ir.run import RunRecord, both_simulated, ranks_at_fault
 from zsim.runs.compare.agreement import FAULTS
-from zsim.runs.compare.cache import compare_caches
 from zsim.runs.compare.check import Check, unsupported
 from zsim.runs.compare.collectives import (
     compare_bytes,
@@ -21,7 +20,8 @@ from zsim.runs.compare.collectives import (
     compare_order,
     compare_wire_bytes,
 )
-from zsim.runs.compare.memory import compare_memory, other_torch
+from zsim.runs.compare.memory.cache import compare_caches
+from zsim.runs.compare.memory.compare_memory import compare_memory, other_torch
 from zsim.runs.compare.numerics import numerics
 from zsim.runs.compare.phase_pairs import partners_of, phase_pairs
 from zsim.runs.compare.step_time import compare_time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.engine import error_bands
+from zsim.engine.bands import error_bands
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.equal_micro_batches import repeated
 from zsim.engine.simulate_step import simulate_step

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from tests.zreal.tracing.test_recomputed_traced import ASKED
+from tests.zreal.tracing.steps.test_recomputed_traced import ASKED
 from tests.zreal.tracing.test_tracing_against_torch import (
     measured_phases,
     recomputed,

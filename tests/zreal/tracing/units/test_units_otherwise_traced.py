@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from tests.zreal.tracing.test_recomputed_traced import ASKED, wrapped
+from tests.zreal.tracing.steps.test_recomputed_traced import ASKED, wrapped
 from tests.zreal.tracing.test_tracing_against_torch import (
     measured_events,
     measured_phases,

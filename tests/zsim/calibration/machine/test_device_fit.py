@@ -15,8 +15,8 @@ from zsim.calibration.machine.device_request import device_request
 from zsim.calibration.machine.fit import MachineError
 from zsim.calibration.records import Collective
 from zsim.cluster.collectives.nccl.measured_curves import curves_of
+from zsim.engine.bands.error_bands import calibration
 from zsim.engine.costs.kernel_time import kernel_ns
-from zsim.engine.error_bands import calibration
 from zsim.io import files
 from zsim.runs.backend import Capabilities, DeviceMeasurements, Gpus, RepeatedCall
 from zsim.scenario.parts import cluster_file

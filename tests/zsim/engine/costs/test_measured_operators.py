@@ -13,8 +13,8 @@ import pytest
 
 import zsim
 from tests.support.folders import ROOT
+from zsim.engine.bands.error_bands import COMPUTE
 from zsim.engine.costs.op_costs import Costs
-from zsim.engine.error_bands import COMPUTE
 from zsim.scenario.plan import planned
 
 H200 = json.loads((ROOT / "tests/measured/gpu.json").read_text())["profile"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from zsim.cluster.devices import load_device
-from zsim.engine import error_bands
+from zsim.engine.bands import error_bands
 from zsim.engine.costs import kernel_time
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.zsim.strategies.offload.test_offloaded_zero import COUNTER, scenario, shards, step_ns
 from zsim.cluster.cluster import Drives
+from zsim.engine.bands.error_bands import QUEUED_DRIVES
 from zsim.engine.costs.host_work import queued_rate
-from zsim.engine.error_bands import QUEUED_DRIVES
 from zsim.errors import ScenarioError
 from zsim.ir.host_ledger import replay_host
 from zsim.ir.laws import program_laws

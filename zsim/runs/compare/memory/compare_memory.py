@@ -8,8 +8,8 @@ from zsim.ir.host_ledger import OFFLOADED
 from zsim.ir.program import PHASES
 from zsim.ir.run import RunRecord, sees
 from zsim.models import torch_versions
-from zsim.runs.compare import memory_at_rest, memory_by_part
 from zsim.runs.compare.check import Check, unsupported
+from zsim.runs.compare.memory import at_rest, by_part
 from zsim.runs.compare.phase_pairs import PhasePair, relative
 from zsim.strategies import STRATEGIES
 
@@ -43,10 +43,10 @@ def _rest(pairs: tuple[PhasePair, ...], predicted: RunRecord, measured: RunRecor
     """Construction's end, and both ends of both steps."""
     blind = _blind(predicted, measured, "memory")
     if blind:
-        return unsupported(memory_at_rest.NAME, blind)
-    return memory_at_rest.compare_rest(
+        return unsupported(at_rest.NAME, blind)
+    return at_rest.compare_rest(
         [
-            memory_at_rest.PhaseMemory(
+            at_rest.PhaseMemory(
                 rank=pair.rank, name=pair.phase, predicted=pair.predicted.memory,
                 measured=pair.measured.memory,
             )
@@ -59,16 +59,16 @@ def _parts(pairs: list[PhasePair], predicted: RunRecord, measured: RunRecord) ->
     """Forward, backward, optimizer and zero_grad of both steps."""
     blind = _blind(predicted, measured, "memory")
     if blind or not pairs:
-        return unsupported(memory_by_part.NAME, blind or "no step was ended")
+        return unsupported(by_part.NAME, blind or "no step was ended")
     steps = [
-        memory_by_part.StepMemory(
+        by_part.StepMemory(
             rank=pair.rank, phase=pair.phase, predicted=pair.predicted.memory,
             measured=pair.measured.memory,
         )
         for pair in pairs
     ]
-    return memory_by_part.compare_parts(
-        steps, exact=measured.provenance.get("memory") == memory_by_part.EXACT,
+    return by_part.compare_parts(
+        steps, exact=measured.provenance.get("memory") == by_part.EXACT,
         bound=MEMORY_BOUND,
     )
 

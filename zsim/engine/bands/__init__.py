@@ -1,0 +1,1 @@
+"""Error bands of predicted times."""
