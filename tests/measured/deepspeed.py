@@ -178,7 +178,6 @@ def draw_leaves(seed: int) -> Tables:
     """A random scenario of stage 3 with leaf blocks, that gathers nothing ahead or everything."""
     one_of = random.Random(seed).choice
     drawn = (draw_sharded, draw_transformers)[seed % 2](seed)
-    drawn.pop("activation_checkpointing", None)
     drawn.pop("frozen", None)
     model = drawn["model"] if drawn["model"].get("family") != "mlp" else one_of(MODELS[1:])
     prefetch, live = one_of(((0, 600), (0, 1_000_000), (100_000, 1_000_000)))

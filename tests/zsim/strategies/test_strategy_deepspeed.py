@@ -571,8 +571,6 @@ def test_a_leaf_block_is_one_gather_and_reduces_in_the_order_of_the_model() -> N
          'and finds some that are never called; leaf_module = "blocks" takes each block'),
         ({"strategy": {"leaf_module": "blocks", "zero_hpz_partition_size": 2}},
          'strategy.leaf_module: expected "none" with zero_hpz_partition_size'),
-        ({"strategy": {"leaf_module": "blocks"}, "activation_checkpointing": {"mode": "full"}},
-         'strategy.leaf_module: expected "none" with activation_checkpointing'),
         ({"strategy": {"leaf_module": "blocks"}, "frozen": ["wte.*", "wpe.*"]},
          'strategy.leaf_module: expected "none", as the input of blocks.0 needs no gradient'),
         ({"strategy": {"reduce_scatter": False}}, "strategy.reduce_scatter: expected true"),

@@ -190,11 +190,6 @@ def shard_model_problems(
         )
     if repeats(model):
         yield "model.uses: expected 1 with deepspeed3, whose trace would have each run"
-    if options.leaf_module == "blocks" and checkpointing.mode != "none":
-        yield (
-            'strategy.leaf_module: expected "none" with activation_checkpointing, found "blocks", '
-            "whose recomputation is not modelled"
-        )
     if options.leaf_module == "blocks" and options.zero_hpz_partition_size > 1:
         yield (
             'strategy.leaf_module: expected "none" with zero_hpz_partition_size, found "blocks", '
