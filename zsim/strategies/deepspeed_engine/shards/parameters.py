@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from zsim.ir.buffers import Buffer
+from zsim.ir.ops import Alloc
 from zsim.ir.sharding import padded_size, shard, shard_size
 from zsim.models.called_modules import containers, is_leaf
 from zsim.models.spec import ROOT, Parameter
@@ -55,6 +57,19 @@ class ShardedParameters(EngineLayout):
     def leaves(self) -> frozenset[str]:
         """The modules with others inside whose parameters are theirs."""
         return frozenset(module.path for module in self.training.model.modules if is_leaf(module))
+
+    @cached_property
+    def leaf_of(self) -> dict[str, str]:
+        """The leaf of each parameter in one."""
+        return {parameter.fqn: leaf for leaf in self.leaves for parameter in self.own[leaf]}
+
+    @cached_property
+    def gradients_of_values(self) -> frozenset[Buffer]:
+        """Buffers that backward makes."""
+        return frozenset(
+            event.buffer for module in self.training.modules for event in module.backward.memory
+            if isinstance(event, Alloc)
+        )
 
     @cached_property
     def _turns(self) -> dict[str, int]:

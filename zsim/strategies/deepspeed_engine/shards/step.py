@@ -47,7 +47,7 @@ def _with_leaves_whole(
 ) -> list[Parameter]:
     """The `order` in which gradients are reduced: those of a leaf in that of the model, with the
     last."""
-    leaf_of = {p.fqn: leaf for leaf in sharded.leaves for p in sharded.own[leaf]}
+    leaf_of = sharded.leaf_of
     last = {leaf_of.get(p.fqn, p.fqn): index for index, p in enumerate(order)}
     return sorted(
         order, key=lambda p: (
@@ -76,21 +76,6 @@ class ShardedStep(GatheringStep):
         order = _with_leaves_whole(ready_order(sharded.training), sharded)
         made.fill(buckets(order, most=sharded.options.reduce_bucket_size))
         return made
-
-    @property
-    def _in_leaves(self) -> frozenset[str]:
-        """The parameters of leaves."""
-        return frozenset(
-            parameter.fqn for leaf in self.sharded.leaves for parameter in self.sharded.own[leaf]
-        )
-
-    @property
-    def _gradients_of_values(self) -> frozenset[Buffer]:
-        """Buffers that backward makes."""
-        return frozenset(
-            event.buffer for module in self.training.modules for event in module.backward.memory
-            if isinstance(event, Alloc)
-        )
 
     # -- compute
 
@@ -164,7 +149,7 @@ class ShardedStep(GatheringStep):
             frees = [event for event in tape if isinstance(event, Free)]
             self._outputs = [
                 event for event in frees
-                if event.buffer in self._gradients_of_values and event.buffer not in own
+                if event.buffer in self.sharded.gradients_of_values and event.buffer not in own
             ]
             tape = [event for event in tape if event not in self._outputs]
         if buffers := self._recomputed.pop(module.fqn, []):
@@ -185,7 +170,7 @@ class ShardedStep(GatheringStep):
     def hook(self, fqn: str, *, reduces: bool) -> Iterable[MemoryEvent]:
         """Reduce the bucket that would overflow, then copy the gradient into the next one; one
         larger than a bucket stays where it is. Gradients of a leaf wait for its end."""
-        if fqn not in self._in_leaves:
+        if fqn not in self.sharded.leaf_of:
             yield from self._take(fqn)
 
     def reduce_leaf(self, module: str) -> None:
