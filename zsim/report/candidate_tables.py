@@ -8,11 +8,19 @@ from typing import Any
 
 from zsim import api
 from zsim.analysis.fit.fit_table import Candidate, Fit
+from zsim.analysis.simulated_step import add_driver_calls
+from zsim.cluster.cluster import ClusterSpec
 from zsim.errors import ZsimError
+from zsim.io.system.parallel import mapped
 from zsim.io.units import format_bytes, format_time
+from zsim.ir.program import Program
+from zsim.memory.full_device import with_calls
 from zsim.report.timeline_tables import Table
+from zsim.runs.backend import RunOptions
 from zsim.runs.figures import metrics
+from zsim.runs.simulator import SimBackend
 from zsim.scenario.derived import derived
+from zsim.scenario.plan import Planned
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 
@@ -26,7 +34,8 @@ def candidates(scenario: Scenario) -> Table:
         fitted = api.fit(derived(scenario, faults=()))
     except ZsimError as error:
         return {"candidates": [], "reason": str(error), "refused": []}
-    rows = [_row(candidate) for candidate in fitted.candidates]
+    traffic = mapped(_traffic, fitted.candidates)
+    rows = [_row(*each) for each in zip(fitted.candidates, traffic, strict=True)]
     costs = [_costs(row) for row in rows]
     able = [row["verdict"] == "FITS" for row in rows]
     for row, own in zip(rows, costs, strict=True):
@@ -52,15 +61,28 @@ def _costs(row: Table) -> Figures:
     return row["needed"][0], row["sent_bytes"], row["step_ns"]
 
 
-def _row(candidate: Candidate) -> dict[str, Any]:
+def _traffic(candidate: Candidate) -> tuple[int, int]:
+    """The most bytes that a rank sends in a step, and the longest exposed communication in ns.
+
+    The allocator is replayed again only where it calls the driver: its calls may be known of a few
+    micro-batches alone.
+    """
+    def as_known(program: Program, scenario: Scenario, _: ClusterSpec) -> Program:
+        return with_calls(Planned(scenario, program), candidate.memory).program
+
+    on_device = add_driver_calls if candidate.memory.driver_calls else as_known
+    ranks = SimBackend(on_device=on_device).run(candidate.scenario, options=RunOptions()).ranks
+    return max(rank.bytes_sent for rank in ranks), max(map(metrics.exposed_ns, ranks))
+
+
+def _row(candidate: Candidate, traffic: tuple[int, int]) -> dict[str, Any]:
     other, needed = candidate.scenario, candidate.memory.needed
-    record = api.simulate(other).record
+    sent_bytes, exposed_ns = traffic
     return {
         "name": candidate.name, "stage": STRATEGIES[other.strategy].formula.stage,
         "verdict": candidate.memory.verdict, "needed": [needed.nbytes, needed.low, needed.high],
         "capacity": candidate.memory.capacity.nbytes, "peak_at": candidate.memory.peak_at,
-        "sent_bytes": max(rank.bytes_sent for rank in record.ranks),
-        "exposed_ns": max(map(metrics.exposed_ns, record.ranks)),
+        "sent_bytes": sent_bytes, "exposed_ns": exposed_ns,
         "step_ns": candidate.step_time_ns, "band_ns": list(candidate.step_time_band_ns),
         "dropped": list(candidate.dropped), "running": candidate.memory.running,
     }
