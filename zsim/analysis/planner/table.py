@@ -154,6 +154,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         f"{space.global_batch:,} sequences a step"
         f"{'' if space.global_batch == own or space.is_fixed else other}"
     )
+    yield "   tensor and pipeline parallelism (tp, pp) are not varied: no strategy has them yet"
     front, days = plan.front, f" {'days':>7}" if request.tokens else ""
     shown = _shown(plan, front)
     yield f"   {'GPUs':>6} {'mb':>3} {'':5} {'needs':>10} {'step':>10} {'tokens/s':>10}{days}"

@@ -161,6 +161,7 @@ def test_sizes_none_of_which_divide_are_told_in_the_last_line() -> None:
     plan = zsim.plan_for(SMALL, micro_batches=[3], global_batch=32)
     assert plan.recommended is None
     assert str(plan).endswith("32 sequences are no multiple of 3 on each of 8 ranks")
+    assert "tensor and pipeline parallelism (tp, pp) are not varied" in str(plan)
 
 
 @pytest.mark.parametrize(("asked", "message"), [
