@@ -177,6 +177,20 @@ class CachingAllocator:
         self.freed += [nbytes for _, nbytes, _ in freed]
         return tuple(freed)
 
+    def forget(self) -> None:
+        """Let go of all blocks, after which nothing can be asked.
+
+        Neighbours and pools hold one another. Only Python's collector would find that nobody needs
+        them, and it hardly runs where one Program is planned after another.
+        """
+        for head in self.heads.values():
+            for block in _chain(head):
+                block.previous = None
+        for pool in self.pools.values():
+            pool.free.clear()
+            pool.unmapped.clear()
+        self.heads.clear()
+
     def segments(self) -> Iterator[tuple[Block, ...]]:
         """The blocks of each contiguous piece of reserved memory, by address; together they are
         `reserved` bytes."""

@@ -172,10 +172,16 @@ def replay(
     ProgramError where a buffer is allocated twice or freed without being live; DeviceFullError
     where `capacity` does not suffice.
     """
-    heap = Heap(
-        CachingAllocator(expandable_segments=expandable_segments, capacity=capacity),
-        workspace_bytes,
-    )
+    allocator = CachingAllocator(expandable_segments=expandable_segments, capacity=capacity)
+    try:
+        return _records(program, Heap(allocator, workspace_bytes), empty_cache)
+    finally:
+        allocator.forget()
+
+
+def _records(
+    program: RankProgram, heap: Heap, empty_cache: PhaseName | None
+) -> Mapping[PhaseName, AllocatorRecord]:
     records: dict[PhaseName, AllocatorRecord] = {}
     for phase in PHASES:
         replay_phase(heap, program.before(phase), SECOND)
@@ -184,7 +190,7 @@ def replay(
         records[phase] = replay_phase(
             heap, program.phase(phase), phase, begins=micro_batches(program, phase)
         )
-    for _ in range(SETTLED if capacity is not None else 0):
+    for _ in range(SETTLED if heap.allocator.capacity is not None else 0):
         if records["steady"].driver_calls:
             records["steady"] = replay_phase(
                 heap, program.steady, "steady", begins=micro_batches(program, "steady")

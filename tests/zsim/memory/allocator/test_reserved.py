@@ -3,12 +3,14 @@ Programs of all strategies."""
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import zsim
 from tests.support.cases.micro_batch_cases import with_micro_batches
 from tests.support.cases.sampling import WHOLE
 from zsim.errors import ProgramError
@@ -290,3 +292,23 @@ def test_what_the_second_step_does_once_comes_between_the_two_and_is_counted_to_
         memory.replay(replace(rank_program, second=(op(0, Free("gone")),)))
     with pytest.raises(ProgramError, match=r"second op 0 .*gone"):
         replay(replace(rank_program, second=(op(0, Free("gone")),)))
+
+
+def test_a_simulation_leaves_the_collector_nothing_of_zsims() -> None:
+    """The collector is paused in simulations, and hardly runs in a loop of them. So 240 of Llama 3
+    8B had left 160 MB of blocks, as neighbours know one another."""
+    scenario = zsim.Scenario(
+        model={"preset": "llama-tiny"}, batch={"micro_batch": 1, "sequence_length": 8},
+        cluster={"preset": "dgx-h100"}, strategy={"name": "fsdp2"},
+    )
+    zsim.simulate(scenario)
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        zsim.simulate(scenario)
+        gc.collect()
+        left = {type(each).__qualname__ for each in gc.garbage if "zsim" in type(each).__module__}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert not left
