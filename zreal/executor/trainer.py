@@ -24,6 +24,7 @@ from zreal.modules.optimizers import largest_difference
 from zsim.errors import ProgramError
 from zsim.ir.ops import Op, OpKind
 from zsim.ir.program import PhaseName, RankProgram, StepPart
+from zsim.models.spec import Module
 from zsim.scenario.scenario import Scenario
 from zsim.strategies.building import clipping
 from zsim.strategies.building.step_builder import saves_tensors
@@ -177,9 +178,7 @@ class ProgramTrainer:
         """
         specs, current = self.scenario.model.modules, self._pass
         forward, index = divmod(current.num_forwards_run, len(specs))
-        self._require_unit(op, specs[index].unit)
-        self.rank.streams.wait(op)
-        self.rank.enter(specs[index], backward=False)
+        enter(self.rank, op, specs[index], backward=False)
         x, targets, *_ = batches[op.micro_batch * self.scenario.batch.forwards + forward]
         if current.num_forwards_run == 0:
             autocast = batching.autocast(self.scenario.precision, device=x.device.type)
@@ -255,15 +254,17 @@ class ProgramTrainer:
 
     def _enter_backward(self, op: Op) -> None:
         spec = self.scenario.model.modules[self._pass.awaiting_backward.pop()]
-        self._require_unit(op, spec.unit)
-        self.rank.streams.wait(op)
-        self.rank.enter(spec, backward=True)
+        enter(self.rank, op, spec, backward=True)
 
-    def _require_unit(self, op: Op, unit: str) -> None:
-        if op.unit != unit:
-            raise ProgramError(
-                where=f"op {op.index}: {op.kind}", expected=f"unit {unit}", found=op.unit
-            )
+
+def enter(rank: ExecutedRank, op: Op, module: Module, *, backward: bool) -> None:
+    """Enter the forward or backward of `module` at its `op`; ProgramError at another unit's."""
+    if op.unit != module.unit:
+        raise ProgramError(
+            where=f"op {op.index}: {op.kind}", expected=f"unit {module.unit}", found=op.unit
+        )
+    rank.streams.wait(op)
+    rank.enter(module, backward=backward)
 
 
 def _steps(op: Op) -> bool:

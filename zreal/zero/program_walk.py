@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from zreal.executor.flat_rank import FlatRank
+from zreal.executor.trainer import enter
 from zsim.errors import ArgumentError, ProgramError
 from zsim.ir.ops import Op
 from zsim.ir.program import RankProgram, StepPart
@@ -70,10 +71,7 @@ class ProgramWalk:
         """The module `fqn` of the trace begins to compute."""
         self._require_turn(self.modules, fqn, "forward")
         op = self._next_compute("forward")
-        module = self.modules[self._next]
-        self._require_unit(op, module.unit)
-        self.rank.streams.wait(op)
-        self.rank.enter(module, backward=False)
+        enter(self.rank, op, self.modules[self._next], backward=False)
         self._next += 1
 
     def end_forward(self) -> None:
@@ -100,14 +98,9 @@ class ProgramWalk:
         if fqn not in names:
             return
         while self._next <= names.index(fqn):
-            self._enter_backward()
-
-    def _enter_backward(self) -> None:
-        op, module = self._next_compute("backward"), self.backward[self._next]
-        self._require_unit(op, module.unit)
-        self.rank.streams.wait(op)
-        self.rank.enter(module, backward=True)
-        self._next += 1
+            op = self._next_compute("backward")
+            enter(self.rank, op, self.backward[self._next], backward=True)
+            self._next += 1
 
     def end_backward(self) -> None:
         """Autograd is done with a micro-batch: carry out the last reductions, beside its loss."""
@@ -185,12 +178,6 @@ class ProgramWalk:
         turn = modules[self._next].fqn if self._next < len(modules) else f"the end of {phase}"
         if turn != fqn:
             raise _otherwise(turn, fqn)
-
-    def _require_unit(self, op: Op, unit: str) -> None:
-        if op.unit != unit:
-            raise ProgramError(
-                where=f"op {op.index}: {op.kind}", expected=f"unit {unit}", found=op.unit
-            )
 
 
 def _otherwise(expected: str, found: str) -> ArgumentError:
