@@ -21,8 +21,8 @@ from pathlib import Path
 from tests.published.convert import TABLES
 from zsim.calibration.data import table
 from zsim.calibration.data.model_identity import model_of
-from zsim.calibration.fitting import fit_steps
-from zsim.calibration.fitting.fit_steps import Case
+from zsim.calibration.fitting import fit_steps, planned_steps
+from zsim.calibration.fitting.planned_steps import Case
 from zsim.calibration.records import Step
 from zsim.calibration.row_predictions import Predicted, predictions
 from zsim.cluster.devices import Device, load_device
@@ -43,7 +43,7 @@ would tell what is left out."""
 def cases() -> list[Case]:
     """Every step of the table, planned."""
     rows = table.read(TABLES / FITTED)
-    planned, _ = fit_steps.prepared(row for row in rows if isinstance(row, Step))
+    planned, _ = planned_steps.prepared(row for row in rows if isinstance(row, Step))
     return planned
 
 
@@ -83,7 +83,7 @@ def by_generation() -> Iterator[Unseen]:
         on = partial(carried, others=others, seen=seen, shared=shared)
         for case in planned:
             if case.generation == generation:
-                error = fit_steps.seconds_on(case, on) / case.seconds - 1
+                error = planned_steps.seconds_on(case, on) / case.seconds - 1
                 yield _unseen(case, error, on(case.scenario.cluster.device))
 
 
@@ -136,7 +136,7 @@ def carried(
             for each in device.figures
         ),
     )
-    return fit_steps.tuned(own, shared)
+    return planned_steps.tuned(own, shared)
 
 
 LEFT_OUT = {

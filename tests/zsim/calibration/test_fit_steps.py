@@ -19,7 +19,7 @@ from tests.zsim.calibration.tables import GATHER, STEP, table
 from zsim.calibration.collectives import predict
 from zsim.calibration.data.model_identity import model_of
 from zsim.calibration.data.table import read
-from zsim.calibration.fitting import fit_collectives, fit_steps, write_cluster
+from zsim.calibration.fitting import fit_collectives, fit_steps, planned_steps, write_cluster
 from zsim.calibration.records import CalibrationError, Collective, Step
 from zsim.cli import main
 from zsim.cluster.cluster import MeasuredCurve, load_cluster
@@ -52,8 +52,8 @@ def steps(path: Path) -> list[Step]:
     return [row for row in read(path) if isinstance(row, Step)]
 
 
-def cases(folder: Path) -> list[fit_steps.Case]:
-    prepared, skipped = fit_steps.prepared(steps(table(folder / "t.csv", *ROWS)))
+def cases(folder: Path) -> list[planned_steps.Case]:
+    prepared, skipped = planned_steps.prepared(steps(table(folder / "t.csv", *ROWS)))
     assert not skipped
     return prepared
 
@@ -67,7 +67,7 @@ def measured(folder: Path, factors: dict[tuple[str, str], float], *, slower: flo
     """The rows as measured on a device with constants `factors` times the preset's. Steps of the
     wide model take `slower` times as long there."""
     rows = [
-        row | took(fit_steps.predicted(case, factors)
+        row | took(planned_steps.predicted(case, factors)
                    * (slower if row["model.sizes.hidden_size"] == WIDE else 1.0))
         for row, case in zip(ROWS, cases(folder), strict=True)
     ]
@@ -106,7 +106,7 @@ def test_narrow_priors_keep_a_fit_from_its_rows(tmp_path: Path) -> None:
     """Rows whose products are a fifth slower than the preset's: with priors of a tenth of the width
     most of that is left."""
     path = measured(tmp_path, {("A100", "matmul_efficiency"): 0.8})
-    prepared, _ = fit_steps.prepared(steps(path))
+    prepared, _ = planned_steps.prepared(steps(path))
     narrow, usual, wide = (
         max(map(abs, fit_steps.fit(prepared, wider=wider, rounds=1).errors))
         for wider in (0.1, 1.0, 3.0)
@@ -136,7 +136,7 @@ def test_a_fit_that_misses_has_a_band_that_says_so_and_holds_what_was_measured(
         f"lie within it"
     )
     assert f"# {sentence}\n" in text
-    for case in fit_steps.prepared(steps(path))[0]:
+    for case in planned_steps.prepared(steps(path))[0]:
         costs = Costs(
             cluster=cluster_reader.parse(text.encode(), where="mine.toml"),
             execution=case.scenario.executed,
@@ -209,7 +209,7 @@ def test_nine_of_ten_rows_are_the_width_and_all_of_few() -> None:
 
 
 def test_the_preset_is_kept_where_the_measurements_are_its_own(tmp_path: Path) -> None:
-    fitted = fit_steps.fit(fit_steps.prepared(steps(measured(tmp_path, {})))[0])
+    fitted = fit_steps.fit(planned_steps.prepared(steps(measured(tmp_path, {})))[0])
     assert all(abs(factor - 1) < 1e-3 for factor in fitted.factors.values())
     assert max(map(abs, (*fitted.errors, *fitted.left_out))) < 1e-4
     assert fitted.device(load_device("a100-40")).num_sms == 108
@@ -231,7 +231,7 @@ def test_a_group_is_left_out_of_what_predicts_it(tmp_path: Path) -> None:
             case,
             step=replace(
                 case.step,
-                seconds=fit_steps.predicted(case, {})
+                seconds=planned_steps.predicted(case, {})
                 * (1.2 if case.step.fields["model.sizes.hidden_size"] == WIDE else 1.0),
             ),
         )
@@ -244,7 +244,9 @@ def test_a_group_is_left_out_of_what_predicts_it(tmp_path: Path) -> None:
     alone = [case for case, wide in zip(errors, is_wide, strict=True) if not wide]
     others = [row for row, wide in enumerate(is_wide) if wide]
     # who alone say: nothing moves
-    assert all(fit_steps.predicted(case, {}) == pytest.approx(case.step.seconds) for case in alone)
+    assert all(
+        planned_steps.predicted(case, {}) == pytest.approx(case.step.seconds) for case in alone
+    )
     assert [fitted.left_out[row] for row in others] == pytest.approx(
         [1 / 1.2 - 1] * len(others), abs=0.03
     )
@@ -279,13 +281,13 @@ def test_a_table_of_something_else_is_refused(
 def test_rows_of_one_group_are_left_out_together(tmp_path: Path) -> None:
     """A column groups rows of one model by what else they have in common."""
     rows = [row | {"group": str(index % 3)} for index, row in enumerate(ROWS)]
-    prepared, _ = fit_steps.prepared(steps(table(tmp_path / "t.csv", *rows)))
+    prepared, _ = planned_steps.prepared(steps(table(tmp_path / "t.csv", *rows)))
     assert [case.group for case in prepared] == [("A100 SXM 40 GB", str(n)) for n in (0, 1, 2, 0)]
 
 
 def test_rows_of_peaks_alone_are_skipped_by_name(tmp_path: Path) -> None:
     peak = {"measured.step_time": "", "measured.peak_allocated": "30 GiB"}
-    _, skipped = fit_steps.prepared(steps(table(tmp_path / "t.csv", ROWS[0], ROWS[0] | peak)))
+    _, skipped = planned_steps.prepared(steps(table(tmp_path / "t.csv", ROWS[0], ROWS[0] | peak)))
     assert [row.reason for row in skipped] == ["peaks of memory, and no time to calibrate on"]
 
 
@@ -803,9 +805,9 @@ optimizer = {{ name = "adamw" }}
 def test_sums_of_profiles_are_skipped_by_name() -> None:
     """Products alone are faster than in training, which what is calibrated is for."""
     rows = steps(PUBLISHED / "tables" / "vtrain_megatron_ds_a100.csv")
-    cases, skipped = fit_steps.prepared(rows[:3])
+    cases, skipped = planned_steps.prepared(rows[:3])
     assert cases == []
-    assert {each.reason for each in skipped} == {fit_steps.SUMS}
+    assert {each.reason for each in skipped} == {planned_steps.SUMS}
     assert len(skipped) == 3
 
 

@@ -23,7 +23,8 @@ from tests.zsim.calibration.test_fit_steps import (
     took,
 )
 from zsim.calibration.fitting import fit_warnings
-from zsim.calibration.fitting.fit_steps import Fitted, prepared
+from zsim.calibration.fitting.fit_steps import Fitted
+from zsim.calibration.fitting.planned_steps import prepared
 from zsim.cli import main
 from zsim.scenario.parts import cluster_file
 

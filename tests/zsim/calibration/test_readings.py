@@ -9,7 +9,7 @@ import pytest
 from tests.zsim.calibration.tables import STEP, table
 from zsim.calibration import explain_row
 from zsim.calibration.data.table import read
-from zsim.calibration.fitting import fit_steps
+from zsim.calibration.fitting import planned_steps
 from zsim.calibration.records import Step, TableError
 from zsim.calibration.row_predictions import Predicted, predictions
 
@@ -62,9 +62,9 @@ def test_a_peak_is_the_middle_of_both_peaks(tmp_path: Path) -> None:
 
 def test_a_fit_sees_the_middle_too(tmp_path: Path) -> None:
     row = step(tmp_path, **{KERNELS: "triton | flash2"}, **WHY)
-    (case,), skipped = fit_steps.prepared([row])
+    (case,), skipped = planned_steps.prepared([row])
     assert skipped == []
-    assert fit_steps.predicted(case, {}) == predicted(row).predicted
+    assert planned_steps.predicted(case, {}) == predicted(row).predicted
 
 
 def test_the_explained_row_names_what_is_open(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from zsim.calibration.fitting import fit_steps, write_cluster
 from zsim.calibration.fitting.fit_collectives import FittedCurves
-from zsim.calibration.fitting.fit_steps import tuned
+from zsim.calibration.fitting.planned_steps import tuned
 from zsim.cli import main
 from zsim.cluster.cluster import MeasuredCurve, load_cluster
 from zsim.cluster.collectives.nccl.placed import estimated

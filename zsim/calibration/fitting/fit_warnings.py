@@ -13,7 +13,8 @@ from dataclasses import replace
 from statistics import median
 
 from zsim.calibration.fitting.fit_collectives import FittedCurves
-from zsim.calibration.fitting.fit_steps import Case, Fitted
+from zsim.calibration.fitting.fit_steps import Fitted
+from zsim.calibration.fitting.planned_steps import Case
 from zsim.cluster.cluster import MeasuredCurve
 from zsim.cluster.collectives.nccl.curves import CURVES
 from zsim.cluster.collectives.nccl.measured_curves import as_it_is

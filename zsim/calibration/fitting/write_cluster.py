@@ -12,7 +12,8 @@ from typing import Any
 from zsim.calibration.accuracy import percentile
 from zsim.calibration.fitting import fit_warnings
 from zsim.calibration.fitting.fit_collectives import FittedCurves
-from zsim.calibration.fitting.fit_steps import MOVED, OF_ATTENTION, PRODUCTS, Fitted
+from zsim.calibration.fitting.fit_steps import Fitted
+from zsim.calibration.fitting.planned_steps import MOVED, OF_ATTENTION, PRODUCTS
 from zsim.errors import Caveat
 from zsim.presets import preset_table
 from zsim.scenario.parts.cluster_schema import LEAST_WIDTH, MOST_WIDTH

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.calibration.fitting import write_cluster
-from zsim.calibration.fitting.fit_steps import PRODUCTS
+from zsim.calibration.fitting.planned_steps import PRODUCTS
 from zsim.calibration.fitting.write_cluster import Stamp, scaled
 from zsim.calibration.machine import machine_file
 from zsim.calibration.machine.device_fit import FittedConstant, FittedDevice

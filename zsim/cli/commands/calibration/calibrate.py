@@ -12,7 +12,13 @@ from typing import Any
 from zsim.calibration import accuracy
 from zsim.calibration.data import inputs
 from zsim.calibration.data.inputs import Material
-from zsim.calibration.fitting import fit_collectives, fit_steps, fit_warnings, write_cluster
+from zsim.calibration.fitting import (
+    fit_collectives,
+    fit_steps,
+    fit_warnings,
+    planned_steps,
+    write_cluster,
+)
 from zsim.calibration.fitting.fit_collectives import FittedCurves
 from zsim.calibration.fitting.fit_steps import Fitted
 from zsim.calibration.fitting.write_cluster import GroupErrors
@@ -97,7 +103,7 @@ def _steps(material: Material, device: str, *, alone: bool) -> Fitted | None:
     Steps of a single group raise CalibrationError where they are `alone`, and are skipped where
     there are curves as well.
     """
-    cases, skipped = fit_steps.prepared(material.steps, say=tell)
+    cases, skipped = planned_steps.prepared(material.steps, say=tell)
     material.skipped += skipped
     others = [case for case in cases if case.scenario.cluster.device.name != device]
     material.skipped += [
