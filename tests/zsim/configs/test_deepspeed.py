@@ -183,3 +183,30 @@ def test_deepspeeds_own_bound_on_what_stays_whole_is_none(tmp_path):
     zeros: list[dict[str, int]] = [{"model_persistence_threshold": 300}, {key: none}, {}]
     results = [imported(tmp_path, {"zero_optimization": {"stage": 3} | zero}) for zero in zeros]
     assert [getattr(result.scenario.options, key) for result in results] == [300, 10**12, 10**12]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_config_with_drives_becomes_zero_with_the_same_requests_and_buffers(
+    stage, tmp_path
+):
+    drives = {"device": "nvme", "nvme_path": "/local"}
+    zero = {
+        "stage": stage, "reduce_bucket_size": 5e8, "overlap_comm": True,
+        "offload_optimizer": drives | {"buffer_count": 8, "pipeline_read": True},
+    } | ({"offload_param": drives} if stage == 3 else {})
+    config = {
+        "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero,
+        "aio": {"block_size": 262144, "queue_depth": 32, "thread_count": 1},
+    }
+    made = imported(tmp_path, config, **MICRO)
+    offload = made.scenario.offload
+    assert made.scenario.strategy == f"zero{stage}"
+    assert offload.optimizer == "nvme"
+    assert offload.parameters == ("nvme" if stage == 3 else None)
+    assert (offload.buffer_count, offload.pipeline_read) == (8, True)
+    assert offload.drive_queue_nbytes == 32 * 2**18
+    assert made.scenario.optimizer.clip_norm == 0
+    told = made.ignored["zero_optimization.overlap_comm"]
+    assert told == f"an option of the engine for which zero{stage} stands in"
+    assert "aio.thread_count" in made.ignored
+    assert any("its buffers and order are others" in line for line in made.assumed)

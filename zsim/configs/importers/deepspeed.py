@@ -33,6 +33,8 @@ SIZES = ("allgather_bucket_size",)
 SHARD_SIZES = ("stage3_max_live_parameters", "stage3_max_reuse_distance",
                "stage3_model_persistence_threshold")
 FLAGS = ("allgather_partitions", "overlap_comm", "contiguous_gradients", "reduce_scatter")
+OF_ENGINE = ("round_robin_gradients", "sub_group_size", "zero_hpz_partition_size",
+             "zero_quantized_weights")
 UNSAID = "a checkpoint, a log or a check, which is no part of a step"
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "torchadam": "adamw",
               "sgd": "sgd"}
@@ -46,6 +48,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     _precision(config, draft)
     _optimizer(config, draft, offloads=offloads)
     _compile(config, draft)
+    _requests(config, draft)
     _ignored(config)
     config.close()
 
@@ -74,13 +77,42 @@ def _zero(zero: ConfigKeys, draft: Draft) -> bool:
             "an option of stages 1 to 3", *BY_WIDTH, *SIZES, *SHARD_SIZES, *FLAGS,
             "round_robin_gradients", "sub_group_size", "offload_optimizer", "offload_param",
         )
-    else:
+    offloads = _offload(zero, draft) if stage else False
+    if stage and _uses_drives(draft):
+        draft.put("strategy.name", f"zero{stage}")
+        draft.notes.assume(
+            f"strategy: zero{stage} stands in for DeepSpeed's engine, which has no drives here; "
+            "its buffers and order are others"
+        )
+        zero.ignore(
+            f"an option of the engine for which zero{stage} stands in",
+            *BY_WIDTH, *SIZES, *SHARD_SIZES, *FLAGS, *OF_ENGINE,
+            *(key.removeprefix("stage3_") for key in (*BY_WIDTH, *SHARD_SIZES)),
+        )
+    elif stage:
         draft.put("strategy.name", f"deepspeed{stage}")
         _sizes(zero, draft, stage=stage)
     _unmodelled(zero)
-    offloads = _offload(zero, draft) if stage else False
     zero.close()
     return offloads
+
+
+def _uses_drives(draft: Draft) -> bool:
+    return "nvme" in (draft.get("offload.optimizer"), draft.get("offload.parameters"))
+
+
+def _requests(config: ConfigKeys, draft: Draft) -> None:
+    """Put the requests to drives."""
+    if not _uses_drives(draft):
+        config.ignore("requests to drives, on which nothing is", "aio")
+        return
+    table = config.table("aio")
+    size = table.whole("block_size")
+    draft.put("offload.block_size", None if size is None else f"{size} B")
+    draft.put("offload.queue_depth", table.whole("queue_depth"))
+    table.ignore("threads and order of requests to drives are not modelled", "thread_count",
+                 "intra_op_parallelism", "single_submit", "overlap_events", "use_gds")
+    table.close()
 
 
 def _sizes(zero: ConfigKeys, draft: Draft, *, stage: int) -> None:
@@ -272,6 +304,10 @@ def _optimizer(config: ConfigKeys, draft: Draft, *, offloads: bool) -> None:
     parameters.close()
     table.ignore("changes no byte and no time", "legacy_fusion")
     table.close()
+    if _uses_drives(draft):
+        config.ignore("gradients on drives are stepped before their norm is known",
+                      "gradient_clipping")
+        return
     if config.is_auto("gradient_clipping"):
         config.any("gradient_clipping")
         draft.ask("optimizer.clip_norm", 'gradient_clipping is "auto"')
@@ -290,7 +326,6 @@ def _ignored(config: ConfigKeys) -> None:
         "gradient_noise_scale",
     )
     config.ignore("a schedule of the learning rate", "scheduler")
-    config.ignore("drives are with zero1 to 3 alone: offload.block_size and queue_depth", "aio")
     config.ignore("acts in models that call deepspeed.checkpointing, as none here does",
                   "activation_checkpointing")
     config.ignore("data is no part of a step", "dataloader_drop_last", "data_efficiency",
