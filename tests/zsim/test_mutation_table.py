@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from tests.measured.mutation_table import MUTATIONS, SUITES, SURVIVORS
+from tests.measured.seeded.mutation_table import MUTATIONS, SUITES, SURVIVORS
 from tests.support.folders import ROOT
 
 LEAST_CAUGHT = 0.95
@@ -24,7 +24,7 @@ def test_each_defect_is_of_a_text_that_stands_once_in_its_file() -> None:
 
 
 def test_the_record_has_a_hundred_defects_of_which_nearly_all_are_caught() -> None:
-    file = ROOT / "tests" / "measured" / "mutations.json"
+    file = ROOT / "tests" / "measured" / "seeded" / "mutations.json"
     record = json.loads(file.read_text(encoding="utf-8"))
     results = Counter(row["result"] for row in record["rows"])
     assert len(record["rows"]) >= 100

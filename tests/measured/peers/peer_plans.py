@@ -1,5 +1,5 @@
 """Two questions to `zsim plan` and to llm-analysis, in one run: does it fit, on how few GPUs, and
-how fast? `python -m tests.measured.peer_plans --peer VENV/bin/python --out FILE`.
+how fast? `python -m tests.measured.peers.peer_plans --peer VENV/bin/python --out FILE`.
 
 `--peer` is a Python with llm-analysis. SimuMax and Calculon of their papers are on no package
 index (the `calculon` there is another project), and are not asked.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import zsim
-from tests.measured import llm_analysis_search
+from tests.measured.peers import llm_analysis_search
 from zsim.analysis.planner.option import Option
 
 MICRO_BATCHES = (1, 2, 4)

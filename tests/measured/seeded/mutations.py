@@ -1,9 +1,9 @@
-"""Seeded defects, and the tests that catch them: `python -m tests.measured.mutations --out FILE`.
+"""Seeded defects, and the tests that catch them.
 
-Each row of `tests.measured.mutation_table` changes a text of the product in a copy of the tree, and
-names tests that should fail then. They run in a fork of a process that has loaded the libraries,
-and stop at the first failure. At last they must pass without a defect. `--merge` makes the record
-of several jobs.
+`python -m tests.measured.seeded.mutations --out FILE` makes the record. Each row of
+`mutation_table` changes a text of the product in a copy of the tree, and names tests that should
+fail then. They run in a fork of a process that has loaded the libraries, and stop at the first
+failure. At last they must pass without a defect. `--merge` makes the record of several jobs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from tests.measured.mutation_table import MUTATIONS, SUITES, SURVIVORS, Mutation
+from tests.measured.seeded.mutation_table import MUTATIONS, SUITES, SURVIVORS, Mutation
 from tests.support.folders import ROOT
 
 COPIED = ("zsim", "zreal", "tests", "scenarios", "pyproject.toml", "README.md")
@@ -192,7 +192,8 @@ def record(results: list[dict[str, Any]], whole: list[dict[str, Any]]) -> str:
     """The record as JSON text: a line for each defect."""
     caught = sum(row["result"].startswith("caught") for row in results)
     head = {
-        "command": "python -m tests.measured.mutations --out tests/measured/mutations.json",
+        "command": "python -m tests.measured.seeded.mutations --out "
+                   "tests/measured/seeded/mutations.json",
         "date": time.strftime("%Y-%m-%d"), "defects": len(results), "caught": caught,
         "survived": sum(row["result"] == "survived" for row in results),
     }
