@@ -207,9 +207,11 @@ def recomputing_holds_no_more(run: Run) -> Iterator[str]:
     """Activation checkpointing of every block holds no more when backward begins than none does.
 
     The peak in backward may be higher: beside the activations of the recomputed block lie inputs
-    that its own backward would not have kept.
+    that its own backward would not have kept. The exception is DeepSpeed's stage 3: its trace of
+    modules decides on gathers ahead, and recomputed blocks are in it twice.
     """
-    if run.scenario.checkpointing.mode == "full":
+    gathers_by_trace = (library_of(run.scenario), stage_of(run.scenario)) == ("deepspeed", 3)
+    if run.scenario.checkpointing.mode == "full" or gathers_by_trace:
         return
     plain, again = (
         variant(run.scenario, activation_checkpointing=table) for table in (None, {"mode": "full"})
