@@ -242,12 +242,17 @@ MUTATIONS: tuple[Mutation, ...] = (
          'return DTYPE_NBYTES["int64"] * len(self.reduced)'),
     ),
     *_of(
+        "zsim/strategies/fsdp2.py", "fully_shard",
+        ('object.__setattr__(self, "reshard_after_forward", False)',
+         'object.__setattr__(self, "reshard_after_forward", True)'),
+    ),
+    *_of(
         GROUP, "fully_shard",
         ("full = rows // shard_size(rows, num_shards)\n",
          "full = -(-rows // shard_size(rows, num_shards))\n"),
         ("return sorted(start for start in starts if start < num_shards)", "return [0]"),
         ("return cls(blocks=True, root=False)", "return cls(blocks=True, root=True)"),
-        ("return cls(blocks=value != 1, root=value != 1)", "return cls(blocks=True, root=True)"),
+        ("to=value if value != num_shards else 0", "to=value"),
         ("return self.root if group.fqn == ROOT else self.blocks", "return self.blocks"),
         ("        shape: layout.local_numel(rank)\n", "        shape: layout.shard_numel\n"),
         ("tuple([parameter for parameter in self.parameters if parameter.trained])",

@@ -132,14 +132,12 @@ class ReshardPlan:
 
     @classmethod
     def of(cls, value: Literal["auto"] | bool | int, *, num_shards: int) -> ReshardPlan:
-        """1 rank is False, all ranks are True, another number holds for the root too."""
+        """All ranks are True, another number holds for the root too."""
         if value == "auto":
             return cls(blocks=True, root=False)
         if isinstance(value, bool):
             return cls(blocks=value, root=value)
-        if value in (1, num_shards):
-            return cls(blocks=value != 1, root=value != 1)
-        return cls(blocks=True, root=True, to=value)
+        return cls(blocks=True, root=True, to=value if value != num_shards else 0)
 
     def frees(self, group: FSDPParamGroup) -> bool:
         """True where forward reshards `group`."""
