@@ -238,3 +238,16 @@ def test_ops_that_come_again_are_followed_where_they_find_something_else(tail, r
         steady = replay(rank)["steady"]
         assert (steady.start_bytes, steady.peak_bytes, steady.end_bytes) == (9, 9, 9)
         assert replay(rank) == replay(anew(rank))
+
+
+def test_a_micro_batch_that_finds_a_buffer_of_the_one_before_is_followed():
+    once = op(0, Alloc("x", "inputs", 3), Free("x"))
+    leak = Alloc("y", "activations", 2)
+    steady = (once, replace(once, index=1), op(2, leak), replace(once, index=3), op(4, leak))
+    rank = RankProgram(
+        construction=(), first=(), steady=steady,
+        steady_parts=tuple(StepPart("forward", at, n) for n, at in enumerate((0, 1, 3))),
+    )
+    for timeline in (True, False):
+        with pytest.raises(ProgramError, match=r"steady op 4 .* found y: a second allocation"):
+            replay(rank, timeline=timeline)

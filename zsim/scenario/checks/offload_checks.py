@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from typing import Any
 
 from zsim.autograd.traced.model import TracedModel
@@ -34,10 +35,7 @@ def problems(
     if offload.activations == "checkpoint_inputs":
         yield from _checkpoint_inputs(offload, checkpointing)
     if not offload.optimizer:
-        kept = Offload(activations=offload.activations, pin_memory=offload.pin_memory)
-        if not offload.activations or offload != kept:
-            key = "parameters" if offload.parameters else "pin_memory"
-            yield f'offload.{key}: expected with offload.optimizer = "cpu", found without'
+        yield from _without_optimizer(offload)
         return
     if offload.parameters and mesh.size(STRATEGIES[strategy].axes[-1]) == 1:
         yield "offload.parameters: expected ranks to shard over, found one"
@@ -80,6 +78,31 @@ def problems(
         )
 
 
+def _without_optimizer(offload: Offload) -> Iterator[str]:
+    """Keys that are nothing without an offloaded optimizer."""
+    alone = ("activations", "pin_memory") if offload.activations else ()
+    set_keys = [key for key in _set_keys(offload) if key not in alone]
+    on_drives = [key for key in set_keys if _is_of_drives(key, getattr(offload, key))]
+    yield from _beside("nvme" if on_drives else "cpu", set_keys)
+
+
+def _beside(optimizer: str, keys: Iterable[str]) -> Iterator[str]:
+    return (f'offload.{key}: expected with offload.optimizer = "{optimizer}", found without'
+            for key in keys)
+
+
+def _set_keys(offload: Offload) -> list[str]:
+    """The keys of `offload` that are not at their defaults, but for its optimizer."""
+    names = [each.name for each in fields(Offload) if each.name != "optimizer"]
+    return [key for key in names if getattr(offload, key) != getattr(ON_DEVICE, key)]
+
+
+def _is_of_drives(key: str, value: Any) -> bool:
+    """True for keys of drives alone; an unused number of buffers is let be, as DeepSpeed does."""
+    return value == "nvme" or key in ("pipeline_read", "pipeline_write", "block_size",
+                                      "queue_depth")
+
+
 def model_problems(offload: Offload, model: ModelSpec) -> Iterator[str]:
     """A traced model, which does not tell what autograd saves."""
     if offload.activations and isinstance(model, TracedModel):
@@ -105,14 +128,9 @@ def _checkpoint_inputs(offload: Offload, checkpointing: Checkpointing) -> Iterat
 def _drives(offload: Offload, optimizer: Optimizer) -> Iterator[str]:
     """Options of states on drives, and what these need."""
     if offload.optimizer != "nvme":
-        if offload.parameters == "nvme":
-            yield 'offload.parameters: expected with offload.optimizer = "nvme", found without'
-        if offload.pipeline_read or offload.pipeline_write:
-            key = "pipeline_read" if offload.pipeline_read else "pipeline_write"
-            yield f'offload.{key}: expected with offload.optimizer = "nvme", found without'
-        if offload.drive_queue_nbytes:
-            key = "queue_depth" if offload.block_size is None else "block_size"
-            yield f'offload.{key}: expected with offload.optimizer = "nvme", found without'
+        yield from _beside(
+            "nvme", [key for key in _set_keys(offload) if _is_of_drives(key, getattr(offload, key))]
+        )
         return
     needed = host_buffers.BUFFERS_PER_GROUP * offload.groups_in_flight
     if offload.buffer_count < needed:

@@ -192,13 +192,13 @@ def shard_model_problems(
         yield "model.uses: expected 1 with deepspeed3, whose trace would have each run"
     if options.leaf_module == "blocks" and options.zero_hpz_partition_size > 1:
         yield (
-            'strategy.leaf_module: expected "none" with zero_hpz_partition_size, found "blocks", '
+            "strategy.leaf_module: expected none with zero_hpz_partition_size, found blocks, "
             "whose copies DeepSpeed makes in the order of a set"
         )
     trained = {parameter.fqn for parameter in model.parameters if parameter.requires_grad}
     first = next((m for m in model.modules if trained.intersection(used_parameters(m))), None)
     if options.leaf_module == "blocks" and first is not None and is_leaf(first):
         yield (
-            f'strategy.leaf_module: expected "none", as the input of {first.path} needs no '
-            'gradient, found "blocks": DeepSpeed then reduces gradients of zeros'
+            f"strategy.leaf_module: expected none, as the input of {first.path} needs no "
+            "gradient, found blocks: DeepSpeed then reduces gradients of zeros"
         )

@@ -11,8 +11,10 @@ from fractions import Fraction
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate import simulate
 from zsim.ir.ops import COLLECTIVES, Kernel, Op
+from zsim.ir.sharding import padded_size
 from zsim.memory import fits
 from zsim.memory.waterfall import num_whole
+from zsim.models.training_options import DTYPE_NBYTES
 from zsim.runs.run import Run
 from zsim.scenario.derived import derived
 from zsim.scenario.plan import planned
@@ -208,17 +210,25 @@ def recomputing_holds_no_more(run: Run) -> Iterator[str]:
 
     The peak in backward may be higher: beside the activations of the recomputed block lie inputs
     that its own backward would not have kept. The exception is DeepSpeed's stage 3: its trace of
-    modules decides on gathers ahead, and recomputed blocks are in it twice.
+    modules decides on gathers ahead, and recomputed blocks are in it twice. So it may hold other
+    gathered parameters and buffers of gathers, at most two of each.
     """
-    gathers_by_trace = (library_of(run.scenario), stage_of(run.scenario)) == ("deepspeed", 3)
-    if run.scenario.checkpointing.mode == "full" or gathers_by_trace:
+    scenario = run.scenario
+    if scenario.checkpointing.mode == "full":
         return
     plain, again = (
-        variant(run.scenario, activation_checkpointing=table) for table in (None, {"mode": "full"})
+        variant(scenario, activation_checkpointing=table) for table in (None, {"mode": "full"})
     )
-    if plain is not None and again is not None:
-        held = step_of(plain).before_backward, step_of(again).before_backward
-        yield from _no_less(*held, "before backward", "activations kept")
+    if plain is None or again is None:
+        return
+    ahead = 0
+    if (library_of(scenario), stage_of(scenario)) == ("deepspeed", 3):
+        ahead = 2 * DTYPE_NBYTES[scenario.precision.parameters] * sum(
+            padded_size(parameter.numel, scenario.mesh.dp_shard)
+            for parameter in scenario.model.parameters
+        )
+    held = step_of(plain).before_backward + ahead, step_of(again).before_backward
+    yield from _no_less(*held, "before backward", "activations kept")
 
 
 def more_memory_is_never_too_little(run: Run) -> Iterator[str]:
