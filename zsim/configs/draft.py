@@ -8,7 +8,7 @@ it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class Draft:
         self._total: tuple[str, int] | None = None
         self._processes: int | None = None
         self._asked: dict[str, str] = {}
+        self._checks: list[Callable[[Scenario], None]] = []
         self._without_model = "no config says it"
         if answers.model:
             self.tables["model"] = model_table(answers.model, answers.folder)
@@ -89,6 +90,10 @@ class Draft:
     def ask(self, key: str, reason: str) -> None:
         """Ask the user for `key`, unless there is an answer."""
         self._asked.setdefault(key, reason)
+
+    def check(self, check: Callable[[Scenario], None]) -> None:
+        """Have `check` note what is wrong once the scenario is there, as it takes its model."""
+        self._checks.append(check)
 
     def put_model(self, table: dict[str, Any], source: str) -> None:
         """Put the model that the config describes; --model takes its place."""
@@ -192,6 +197,9 @@ class Draft:
             raise ScenarioError(tuple(
                 f"{where}: {as_scenario}{problem}" for problem in error.under(name)
             )) from None
+        for check in self._checks:
+            check(scenario)
+        self.notes.require_none()
         return scenario
 
     def _answer(self, key: str, value: Any) -> None:

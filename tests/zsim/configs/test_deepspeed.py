@@ -210,3 +210,56 @@ def test_a_config_with_drives_becomes_zero_with_the_same_requests_and_buffers(
     assert told == f"an option of the engine for which zero{stage} stands in"
     assert "aio.thread_count" in made.ignored
     assert any("its buffers and order are others" in line for line in made.assumed)
+    assert ("optimizer.clip_norm = 0: zero1 to zero3 do not clip with drives; DeepSpeed does"
+            in made.assumed)
+    unclipped = imported(tmp_path, config | {"gradient_clipping": 0.0}, **MICRO)
+    assert not any("clip" in line for line in unclipped.assumed)
+
+
+NVME = {"stage": 3, "offload_optimizer": {"device": "nvme"}}
+
+
+@pytest.mark.parametrize(("zero", "said"), [
+    ({"zero_hpz_partition_size": 8},
+     "zero_hpz_partition_size: expected 1, found 8; zsim does not model it with drives; --drop "
+     "zero_optimization.zero_hpz_partition_size leaves it out"),
+    ({"zero_quantized_weights": True}, "zero_quantized_weights: expected false, found true; zsim"),
+    ({"zero_quantized_weights": "banana"}, 'expected false, found "banana"'),
+    ({"reduce_bucket_size": "x"}, 'reduce_bucket_size: expected a whole number, found "x"'),
+    ({"max_live_parameters": [1]}, "max_live_parameters: expected a whole number, found [1]"),
+    ({"sub_group_size": -5}, "zero_optimization.sub_group_size: expected at least 0, found -5"),
+    ({"overlap_comm": 3}, "overlap_comm: expected true or false, found 3"),
+    ({"stage": 2, "round_robin_gradients": "x"}, "round_robin_gradients: expected true or false"),
+    ({"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"}},
+     "zero_optimization.offload_optimizer.device: expected nvme with offload_param on nvme, found "
+     "cpu"),
+    ({"offload_optimizer": None, "offload_param": {"device": "nvme"}}, "on nvme, found none"),
+])
+def test_options_of_the_engine_are_checked_with_drives_too(tmp_path, zero, said):
+    config = {"zero_optimization": NVME | zero, "aio": {"block_size": 2**20}}
+    with pytest.raises(ScenarioError) as caught:
+        imported(tmp_path, config)
+    assert said in problems(caught.value)
+    assert len(caught.value.problems) == 1
+
+
+def test_options_at_their_defaults_and_open_ones_are_left_out_with_drives(tmp_path):
+    zero = NVME | {"zero_hpz_partition_size": 1, "zero_quantized_weights": False,
+                   "reduce_bucket_size": "auto", "max_live_parameters": "auto"}
+    made = imported(tmp_path, {"zero_optimization": zero, "gradient_clipping": "auto"})
+    assert set(made.ignored) == {
+        "zero_optimization.reduce_bucket_size", "zero_optimization.max_live_parameters",
+    }
+    assert made.scenario.optimizer.clip_norm == 0
+
+
+@pytest.mark.parametrize(("leaves", "said"), [
+    ({"names": ["blocks.0"]}, 'names: expected every block, ["blocks.0", "blocks.1"'),
+    ({"names": "blocks.0"}, 'found "blocks.0"; other leaves are not modelled'),
+    ({"classes": ["Block"]}, 'classes: expected null, found ["Block"]; strategy.leaf_module'),
+    (["blocks.0"], "leaf_module: expected a table"),
+])
+def test_leaf_modules_other_than_all_blocks_are_refused(tmp_path, leaves, said):
+    with pytest.raises(ScenarioError) as caught:
+        imported(tmp_path, {"zero_optimization": {"stage": 3, "leaf_module": leaves}})
+    assert said in problems(caught.value)

@@ -143,6 +143,16 @@ def test_a_scenario_exported_and_imported_again_is_the_same(kind, data, tmp_path
     assert again == scenario
 
 
+def test_leaf_blocks_are_exported_and_imported_by_their_names(tmp_path):
+    scenario = load("scenarios/parity/deepspeed3-gpt-2-leaf-blocks.toml")
+    text = export_config(scenario, "deepspeed").text
+    again = imported(tmp_path, text, "deepspeed", batch__micro_batch=None, cluster__ranks=2,
+                     batch__sequence_length=32).scenario
+    assert again.options.leaf_module == "blocks"
+    for key in ("options", "model", "batch", "optimizer", "precision", "offload"):
+        assert getattr(again, key) == getattr(scenario, key)
+
+
 FSDP2 = "scenarios/parity/fsdp2-gpt-4.toml"
 
 

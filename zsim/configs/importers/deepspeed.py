@@ -13,7 +13,9 @@ from typing import Any
 from zsim.configs.config_keys import AUTO, ConfigKeys
 from zsim.configs.draft import Draft
 from zsim.configs.importer import JSON_OR_YAML, Importer
-from zsim.strategies.deepspeed_engine.options import MOST_ELEMENTS
+from zsim.errors import shown
+from zsim.scenario.scenario import Scenario
+from zsim.strategies.deepspeed_engine.options import MOST_ELEMENTS, as_config
 
 CLIP_NORM = 1.0
 """Norm to which DeepSpeed clips by default since 0.19.3."""
@@ -33,8 +35,9 @@ SIZES = ("allgather_bucket_size",)
 SHARD_SIZES = ("stage3_max_live_parameters", "stage3_max_reuse_distance",
                "stage3_model_persistence_threshold")
 FLAGS = ("allgather_partitions", "overlap_comm", "contiguous_gradients", "reduce_scatter")
-OF_ENGINE = ("round_robin_gradients", "sub_group_size", "zero_hpz_partition_size",
-             "zero_quantized_weights")
+DROPPED = "--drop leaves it out"
+UNMODELLED = f"zsim does not model it; {DROPPED}"
+LEAVES = f'strategy.leaf_module = "blocks" may be meant; {DROPPED}'
 UNSAID = "a checkpoint, a log or a check, which is no part of a step"
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "torchadam": "adamw",
               "sgd": "sgd"}
@@ -84,14 +87,14 @@ def _zero(zero: ConfigKeys, draft: Draft) -> bool:
             f"strategy: zero{stage} stands in for DeepSpeed's engine, which has no drives here; "
             "its buffers and order are others"
         )
-        zero.ignore(
-            f"an option of the engine for which zero{stage} stands in",
-            *BY_WIDTH, *SIZES, *SHARD_SIZES, *FLAGS, *OF_ENGINE,
-            *(key.removeprefix("stage3_") for key in (*BY_WIDTH, *SHARD_SIZES)),
-        )
+        _others(zero, stage)
+        _of_engine(zero, stage)
     elif stage:
         draft.put("strategy.name", f"deepspeed{stage}")
-        _sizes(zero, draft, stage=stage)
+        _others(zero, stage)
+        _sizes(zero, draft)
+        if stage == 3:
+            _leaves(zero, draft)
     _unmodelled(zero)
     zero.close()
     return offloads
@@ -106,6 +109,13 @@ def _requests(config: ConfigKeys, draft: Draft) -> None:
     if not _uses_drives(draft):
         config.ignore("requests to drives, on which nothing is", "aio")
         return
+    if (device := draft.get("offload.optimizer")) != "nvme":
+        config.notes.problem(
+            "zero_optimization.offload_optimizer.device",
+            f"expected nvme with offload_param on nvme, found {device or 'none'}",
+        )
+        config.any("aio")
+        return
     table = config.table("aio")
     size = table.whole("block_size")
     draft.put("offload.block_size", None if size is None else f"{size} B")
@@ -115,12 +125,39 @@ def _requests(config: ConfigKeys, draft: Draft) -> None:
     table.close()
 
 
-def _sizes(zero: ConfigKeys, draft: Draft, *, stage: int) -> None:
+def _others(zero: ConfigKeys, stage: int) -> None:
+    """Leave out the options of other stages."""
+    if stage == 3:
+        zero.ignore("an option of stages 1 and 2", "round_robin_gradients")
+        return
+    names = [key for key in (*BY_WIDTH, *SHARD_SIZES) if key.startswith("stage3_")]
+    zero.ignore(
+        "an option of stage 3", *names, *(key.removeprefix("stage3_") for key in names),
+        "sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights",
+        "enable_sanity_checks",
+    )
+
+
+def _of_engine(zero: ConfigKeys, stage: int) -> None:
+    """Check the options of the engine for which another strategy stands in, and leave them out."""
+    reason = f"an option of the engine for which zero{stage} stands in"
+    sizes = [_alias(zero, key) for key in (*BY_WIDTH, *SIZES, *SHARD_SIZES, "sub_group_size")]
+    flags = (*FLAGS, "round_robin_gradients")
+    present = [key for key in (*sizes, *flags) if key in zero]
+    zero.notes.ignored.update({f"{zero.prefix}{key}": reason for key in present})
+    for key in sizes:
+        if (size := zero.whole(key) or 0) < 0:
+            zero.notes.problem(f"{zero.prefix}{key}", f"expected at least 0, found {size}")
+    for key in flags:
+        zero.flag(key)
+    unmodelled = f"zsim does not model it with drives; {DROPPED}"
+    zero.only("zero_hpz_partition_size", 1, unmodelled=unmodelled)
+    zero.only("zero_quantized_weights", False, unmodelled=unmodelled)
+
+
+def _sizes(zero: ConfigKeys, draft: Draft) -> None:
     """Put the options that DeepSpeed's strategies have by the same names."""
     for key, rule in BY_WIDTH.items():
-        if key.startswith("stage3") and stage < 3:
-            zero.ignore("an option of stage 3", key, key.removeprefix("stage3_"))
-            continue
         name = _alias(zero, key)
         if zero.is_auto(name):
             zero.any(name)
@@ -135,19 +172,10 @@ def _sizes(zero: ConfigKeys, draft: Draft, *, stage: int) -> None:
                 )
         else:
             draft.put(f"strategy.{key}", zero.whole(name))
-    for key in SIZES:
+    for key in (*SIZES, "zero_hpz_partition_size"):
         draft.put(f"strategy.{key}", zero.whole(key))
-    for key in FLAGS:
+    for key in (*FLAGS, "round_robin_gradients", "zero_quantized_weights"):
         draft.put(f"strategy.{key}", zero.flag(key))
-    if stage < 3:
-        draft.put("strategy.round_robin_gradients", zero.flag("round_robin_gradients"))
-        zero.ignore("an option of stage 3", *SHARD_SIZES, "sub_group_size",
-                    *(key.removeprefix("stage3_") for key in SHARD_SIZES),
-                    "zero_hpz_partition_size", "zero_quantized_weights", "enable_sanity_checks")
-        return
-    draft.put("strategy.zero_hpz_partition_size", zero.whole("zero_hpz_partition_size"))
-    draft.put("strategy.zero_quantized_weights", zero.flag("zero_quantized_weights"))
-    zero.ignore("an option of stages 1 and 2", "round_robin_gradients")
     for key in SHARD_SIZES:
         name = _alias(zero, key)
         if zero.is_auto(name):
@@ -156,6 +184,29 @@ def _sizes(zero: ConfigKeys, draft: Draft, *, stage: int) -> None:
         draft.put(f"strategy.{key}", None if size is None else min(size, MOST_ELEMENTS))
     group = zero.whole("sub_group_size")
     draft.put("strategy.sub_group_size", 1 if group == 0 else group)
+
+
+def _leaves(zero: ConfigKeys, draft: Draft) -> None:
+    """Put the blocks as leaf modules, where the config names each of them."""
+    table = zero.table("leaf_module")
+    names = table.any("names") or []
+    for key in ("classes", "name_suffixes"):
+        table.only(key, None, unmodelled=LEAVES)
+    table.close()
+    if not names:
+        return
+    draft.put("strategy.leaf_module", "blocks")
+
+    def check(scenario: Scenario) -> None:
+        blocks = as_config(scenario.options, scenario.model)["leaf_module"]["names"]
+        if not isinstance(names, list) or sorted(map(str, names)) != sorted(blocks):
+            zero.notes.problem(
+                f"{table.prefix}names", f"expected every block, {shown(blocks)}, found "
+                f"{shown(names)}; other leaves are not modelled; --drop {table.prefix}names "
+                "leaves them out"
+            )
+
+    draft.check(check)
 
 
 def _alias(zero: ConfigKeys, key: str) -> str:
@@ -172,7 +223,6 @@ def _unmodelled(zero: ConfigKeys) -> None:
         "pipeline_loading_checkpoint", "override_module_apply", "log_trace_cache_warnings",
         "ignore_unused_parameters", "legacy_stage1",
     )
-    reason = "zsim does not model it; --drop leaves it out"
     for key, default in (
         ("use_multi_rank_bucket_allreduce", True), ("compute_grad_norm", True),
         ("memory_efficient_linear", True),
@@ -184,11 +234,8 @@ def _unmodelled(zero: ConfigKeys) -> None:
         ("mics_shard_size", -1), ("enable_sanity_checks", False),
         ("mics_hierarchical_params_gather", False), ("save_muon_momentum_buffer_in_memory", False),
     ):
-        zero.only(key, default, unmodelled=reason)
-    zero.only(
-        "leaf_module", None,
-        unmodelled='strategy.leaf_module = "blocks" may be meant; --drop leaves it out',
-    )
+        zero.only(key, default, unmodelled=UNMODELLED)
+    zero.only("leaf_module", None, unmodelled=LEAVES)
     for key, name in (("cpu_offload", "offload_optimizer"), ("cpu_offload_params", "offload_param"),
                       ("cpu_offload_param", "offload_param")):
         zero.only(key, False, unmodelled=f'DeepSpeed calls it {name} = {{"device": "cpu"}} now')
@@ -305,8 +352,10 @@ def _optimizer(config: ConfigKeys, draft: Draft, *, offloads: bool) -> None:
     table.ignore("changes no byte and no time", "legacy_fusion")
     table.close()
     if _uses_drives(draft):
-        config.ignore("gradients on drives are stepped before their norm is known",
-                      "gradient_clipping")
+        if config.number("gradient_clipping", CLIP_NORM):
+            draft.notes.assume(
+                "optimizer.clip_norm = 0: zero1 to zero3 do not clip with drives; DeepSpeed does"
+            )
         return
     if config.is_auto("gradient_clipping"):
         config.any("gradient_clipping")
@@ -338,11 +387,11 @@ def _ignored(config: ConfigKeys) -> None:
         ("gradient_allreduce_op", "mean"), ("managed_gradient_accumulation", True),
         ("seq_parallel_communication_data_type", "fp32"), ("disable_python_gc", False),
     ):
-        config.only(key, default, unmodelled="zsim does not model it; --drop leaves it out")
+        config.only(key, default, unmodelled=UNMODELLED)
     for key in ("pipeline", "tensor_parallel", "sequence_parallel_size", "expert_parallel",
                 "compression_training", "sparse_attention", "progressive_layer_drop", "eigenvalue",
                 "quantize_training", "msamp"):
-        config.only(key, None, unmodelled="zsim does not model it; --drop leaves it out")
+        config.only(key, None, unmodelled=UNMODELLED)
 
 
 def _compile(config: ConfigKeys, draft: Draft) -> None:
