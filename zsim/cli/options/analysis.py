@@ -11,7 +11,7 @@ from zsim.cli.options import shared
 
 def checkpoint(command: argparse.ArgumentParser) -> None:
     """Add the options of `zsim checkpoint`."""
-    command.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
+    shared.scenario_option(command)
     command.add_argument(
         "--to-ranks", type=arguments.some_ranks, default=None, metavar="M",
         help="load it on so many ranks (default: those that save it)",
@@ -49,7 +49,7 @@ def explain(command: argparse.ArgumentParser) -> None:
 
 def fit(command: argparse.ArgumentParser) -> None:
     """Add the options of `zsim fit`."""
-    command.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
+    shared.scenario_option(command)
     shared.module_option(command)
     shared.json_option(command)
 
@@ -66,7 +66,7 @@ def lint(command: argparse.ArgumentParser) -> None:
 
 def plan(command: argparse.ArgumentParser) -> None:
     """Add the options of `zsim plan`."""
-    command.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
+    shared.scenario_option(command)
     command.add_argument(
         "--nodes", type=arguments.counts, default=(), metavar="1,2,4",
         help="numbers of nodes to try (default: the scenario's)",
@@ -128,7 +128,7 @@ def report(command: argparse.ArgumentParser) -> None:
 
 def show(command: argparse.ArgumentParser) -> None:
     """Add the options of `zsim show`."""
-    command.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
+    shared.scenario_option(command)
     command.add_argument("--program", action="store_true", help="the Program, one line per op")
     command.add_argument("--memory", action="store_true", help="memory verdict, live buffers at "
                                                                "the peak, changes that save memory")

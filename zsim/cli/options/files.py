@@ -14,7 +14,7 @@ from zsim.errors import listed
 def export(command: argparse.ArgumentParser) -> None:
     """Add the options of `zsim export`."""
     command.add_argument("kind", choices=tuple(EXPORTERS), help="the tool; fully_shard is Python")
-    command.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
+    shared.scenario_option(command)
     command.add_argument(
         "-o", "--out", metavar="FILE", type=arguments.path, default=None,
         help="the file to write (default: print it); chakra writes one file per rank: this is "

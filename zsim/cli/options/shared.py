@@ -22,6 +22,11 @@ def verbose_option(command: argparse.ArgumentParser) -> None:
     )
 
 
+def scenario_option(command: argparse.ArgumentParser) -> None:
+    """Add the one scenario file."""
+    command.add_argument("scenario", type=arguments.path, metavar="SCENARIO")
+
+
 def scenarios_option(command: argparse.ArgumentParser) -> None:
     """Add scenario files and folders, and --json, to `command`."""
     command.add_argument(

@@ -82,7 +82,7 @@ def _without_optimizer(offload: Offload) -> Iterator[str]:
     """Keys that are nothing without an offloaded optimizer."""
     alone = ("activations", "pin_memory") if offload.activations else ()
     set_keys = [key for key in _set_keys(offload) if key not in alone]
-    on_drives = [key for key in set_keys if _is_of_drives(key, getattr(offload, key))]
+    on_drives = any(_is_of_drives(offload, key) for key in set_keys)
     yield from _beside("nvme" if on_drives else "cpu", set_keys)
 
 
@@ -97,10 +97,11 @@ def _set_keys(offload: Offload) -> list[str]:
     return [key for key in names if getattr(offload, key) != getattr(ON_DEVICE, key)]
 
 
-def _is_of_drives(key: str, value: Any) -> bool:
+def _is_of_drives(offload: Offload, key: str) -> bool:
     """True for keys of drives alone; an unused number of buffers is let be, as DeepSpeed does."""
-    return value == "nvme" or key in ("pipeline_read", "pipeline_write", "block_size",
-                                      "queue_depth")
+    return getattr(offload, key) == "nvme" or key in (
+        "pipeline_read", "pipeline_write", "block_size", "queue_depth"
+    )
 
 
 def model_problems(offload: Offload, model: ModelSpec) -> Iterator[str]:
@@ -129,7 +130,7 @@ def _drives(offload: Offload, optimizer: Optimizer) -> Iterator[str]:
     """Options of states on drives, and what these need."""
     if offload.optimizer != "nvme":
         yield from _beside(
-            "nvme", [key for key in _set_keys(offload) if _is_of_drives(key, getattr(offload, key))]
+            "nvme", [key for key in _set_keys(offload) if _is_of_drives(offload, key)]
         )
         return
     needed = host_buffers.BUFFERS_PER_GROUP * offload.groups_in_flight
