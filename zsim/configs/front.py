@@ -12,8 +12,7 @@ from zsim.configs.exporters import EXPORTERS
 from zsim.configs.imported import Imported
 from zsim.configs.importers import IMPORTERS
 from zsim.configs.reading import read_config
-from zsim.errors import ArgumentError, listed
-from zsim.io.arguments import described, path_of
+from zsim.io.arguments import choice_of, path_of
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.scenario_argument import require_scenario
 
@@ -36,10 +35,8 @@ def import_config(
     ScenarioError names every key that is open, unknown or contradictory.
     """
     file = path_of(path, where="path", expected="the path of a config")
-    if kind is not None and kind not in IMPORTERS:
-        raise ArgumentError(
-            where="kind", expected=listed(IMPORTERS), found=described(kind)
-        )
+    if kind is not None:
+        choice_of(kind, IMPORTERS, where="kind")
     answers = Answers(
         model=model, cluster=cluster, settings=dict(settings or {}), dropped=tuple(drop)
     )
@@ -63,8 +60,4 @@ def export_config(scenario: Scenario, kind: str) -> Exported:
     <BLANKLINE>
     """
     require_scenario(scenario)
-    if kind not in EXPORTERS:
-        raise ArgumentError(
-            where="kind", expected=listed(EXPORTERS), found=described(kind)
-        )
-    return EXPORTERS[kind](scenario)
+    return EXPORTERS[choice_of(kind, EXPORTERS, where="kind")](scenario)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from os import PathLike
 from pathlib import Path
 
-from zsim.errors import ArgumentError, shown
+from zsim.errors import ArgumentError, listed, shown
 
 
 def described(value: object) -> str:
@@ -25,3 +26,11 @@ def path_of(path: object, *, where: str, expected: str = "a path", remedy: str =
     if isinstance(path, str | PathLike):
         return Path(path)
     raise ArgumentError(where=where, expected=expected, found=described(path), remedy=remedy)
+
+
+def choice_of(value: object, choices: Collection[str], *, where: str) -> str:
+    """The `value` of an argument that takes one of `choices`; ArgumentError for any other, also for
+    what is no text and could not be looked up."""
+    if isinstance(value, str) and value in choices:
+        return value
+    raise ArgumentError(where=where, expected=listed(choices), found=described(value))

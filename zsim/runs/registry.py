@@ -55,8 +55,8 @@ def find(name: str, *, where: str = "backend") -> Backend:
     not importable. Messages name the argument `where`."""
     # other packages take 5 ms to be looked through
     entries = {name: BUILT_IN} if name == BUILT_IN.name else _entries()
-    if name not in entries:
-        near = difflib.get_close_matches(name, entries, n=1)
+    if not isinstance(name, str) or name not in entries:
+        near = difflib.get_close_matches(str(name), entries, n=1)
         remedy = (
             f"did you mean {near[0]}?"
             if near

@@ -13,7 +13,7 @@ from tests.support.configs import imported
 from zsim import ArgumentError, Scenario, ScenarioError, load, simulate
 from zsim.cli.main import main
 from zsim.configs.exported import Exported
-from zsim.configs.front import export_config
+from zsim.configs.front import export_config, import_config
 from zsim.scenario.plan import planned
 
 NAMES = {"deepspeed": "ds.json", "accelerate": "config.yaml", "torchtitan": "train.toml"}
@@ -185,9 +185,12 @@ def test_a_strategy_that_a_tool_does_not_have_is_refused(kind, able):
         export_config(scenario, kind)
 
 
-def test_a_kind_that_is_none_is_refused():
-    with pytest.raises(ArgumentError, match="kind: expected accelerate"):
-        export_config(load(FSDP2), "nowhere")
+@pytest.mark.parametrize(("kind", "told"), [("nowhere", '"nowhere"'), (["deepspeed"], "a list")])
+def test_a_kind_that_is_none_is_refused(kind, told):
+    with pytest.raises(ArgumentError, match=f"kind: expected accelerate.* found {told}"):
+        export_config(load(FSDP2), kind)
+    with pytest.raises(ArgumentError, match=f"kind: expected accelerate.* found {told}"):
+        import_config("a.json", kind=kind)
 
 
 def test_zero_stages_become_those_of_deepspeed_and_that_is_told():

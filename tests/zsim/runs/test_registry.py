@@ -66,6 +66,8 @@ def test_an_unknown_backend_is_bad_usage_with_a_suggestion(monkeypatch):
     with pytest.raises(registry.UnknownBackendError, match="expected gloo or sim, found "
                                                            "\"glo\"; did you mean gloo"):
         registry.find("glo")
+    with pytest.raises(registry.UnknownBackendError, match="expected gloo or sim, found a list"):
+        registry.find(["gloo"])
 
 
 def test_a_simulated_run_has_every_phase_with_memory_and_collectives():

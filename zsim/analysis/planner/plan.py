@@ -16,8 +16,8 @@ from zsim.analysis.planner.option import Option, dominates
 from zsim.analysis.planner.search import searched
 from zsim.analysis.planner.space import PlanCase, Refused, cases, space_of
 from zsim.analysis.planner.table import Plan, Request
-from zsim.errors import ArgumentError, ScenarioError, listed, shown
-from zsim.io.arguments import described
+from zsim.errors import ArgumentError, ScenarioError
+from zsim.io.arguments import choice_of, described
 from zsim.runs import fault_support
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.scenario_argument import require_scenario
@@ -92,8 +92,7 @@ def _request(
             found="no tokens" if tokens is None else "no price",
             remedy="a budget is for GPU hours of training on so many tokens",
         )
-    if goal not in GOALS:
-        raise ArgumentError(where="goal", expected=listed(GOALS), found=shown(goal))
+    choice_of(goal, GOALS, where="goal")
     return Request(tokens=tokens, days=days, price=price, budget=budget, goal=goal)
 
 

@@ -122,13 +122,13 @@ def space_of(
 
 
 def cases(scenario: Scenario, space: Space) -> Iterator[PlanCase | Refused]:
-    """Every candidate of the space, those that cannot be with their reason."""
+    """Every candidate of the space once, those that cannot be with their reason."""
+    known = set[str]()
     for nodes, micro_batch, values in product(
         space.nodes, space.micro_batches, [*space.vary.points()]
     ):
         varied = {key: f", {key} = {in_line(value)}" for key, value in values.items()}
         suffix = "".join(varied.values())
-        options = "".join(text for key, text in varied.items() if key != STRATEGY)
         size = f"{counted(nodes, 'node')}, micro_batch = {micro_batch}{suffix}"
         try:
             changed = scenario.with_(**changes_of(values))
@@ -139,11 +139,26 @@ def cases(scenario: Scenario, space: Space) -> Iterator[PlanCase | Refused]:
         if isinstance(sized, str):
             yield Refused(size, sized)
             continue
-        named = STRATEGY in values
-        for name, case in fit.cases(sized, ladder=(sized.strategy,) if named else LADDER):
+        ladder = (sized.strategy,) if STRATEGY in values else LADDER
+        for name, case in fit.cases(sized, ladder=ladder):
+            tables, kept = case.to_json(), [text for key, text in varied.items()
+                                            if _is_said(key, case, sized)]
+            if tables in known:
+                continue
+            known.add(tables)
+            able = PlanCase(name + "".join(kept), case)
             problems = refusals.problems(case)
-            able = PlanCase(name + (options if named else suffix), case)
             yield Refused(able.name, problems[0]) if problems else able
+
+
+def _is_said(key: str, case: Scenario, sized: Scenario) -> bool:
+    """True where a candidate made of `sized` is named with its value of the varied `key`: its
+    `way` says strategy and groups, and another strategy may lack the option, or have its own."""
+    table, _, option = key.partition(".")
+    if table != "strategy":
+        return True
+    own = getattr(sized.options, option, None)
+    return hasattr(case.options, option) and bool(getattr(case.options, option) == own)
 
 
 def _sized(scenario: Scenario, space: Space, *, nodes: int, micro_batch: int) -> Scenario | str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 
 from zsim.calibration.machine import device_file, machine_file, shaped
 from zsim.cluster.cluster import ClusterSpec, load_cluster
-from zsim.errors import ArgumentError, ZsimError, listed
-from zsim.io.arguments import described, path_of
+from zsim.errors import ArgumentError, ZsimError
+from zsim.io.arguments import choice_of, path_of
 from zsim.io.files import obstacle
 from zsim.runs import fault_support, simulator
 from zsim.runs.backend import Backend, Capabilities, Gpus, MeasuringBackend, RunOptions
@@ -86,10 +86,7 @@ def shape_links(
     `base` is this machine's; it is returned where there are neither. The scenario's slow links are
     slow on the testbed too.
     """
-    if compute not in COMPUTE_MODES:
-        raise ArgumentError(
-            where="compute", expected=listed(COMPUTE_MODES), found=described(compute)
-        )
+    choice_of(compute, COMPUTE_MODES, where="compute")
     if compute == "emulated":  # which options may refuse, before links are measured
         known = base or load_cluster("cpu-gloo", ranks=scenario.world_size)
         options = replace(options, emulated_on=known)

@@ -14,13 +14,14 @@ from tests.support.cases.situations import cases
 from tests.support.folders import ROOT
 from zsim.analysis.assessed import drafted, of_planned
 from zsim.analysis.fit import fit
-from zsim.analysis.planner import search
+from zsim.analysis.planner import search, space
 from zsim.analysis.planner.bounds import bounds_of
 from zsim.analysis.planner.goal import GOALS
 from zsim.analysis.planner.option import dominates
 from zsim.cli.main import main
 from zsim.scenario.checks import refusals
 from zsim.scenario.plan import planned
+from zsim.scenario.tables import in_line
 from zsim.testing.strategies.tables import STRATEGIES
 
 SMALL = zsim.Scenario(
@@ -219,6 +220,37 @@ def test_named_strategies_take_the_place_of_those_of_fit() -> None:
     assert {option.way.partition(",")[0] for option in compared.options} == set(names)
     assert compared.recommended in compared.options
     assert compared.recommended not in compared.alike
+
+
+@pytest.mark.parametrize(("strategy", "vary", "having"), [
+    ({"name": "deepspeed3"}, {"strategy.leaf_module": ["none", "blocks"]}, {"deepspeed3"}),
+    ({"name": "fsdp2"}, {"strategy.forward_prefetch": [0, 1, 2]}, {"fsdp2", "hsdp"}),
+    ({"name": "fsdp2"}, {"strategy.reshard_after_forward": [True, False]}, {"fsdp2", "hsdp"}),
+    ({"name": "zero2"}, {"strategy.granularity": ["unit", "parameter"]},
+     {"zero1", "zero2", "zero3"}),
+    ({"name": "hsdp", "dp_shard": 4, "dp_replicate": 2},
+     {"strategy.dp_shard": [2, 4], "strategy.dp_replicate": [2, 4]}, set()),
+    ({"name": "fsdp2"}, {"cluster.preset": ["dgx-h100", "dgx-a100"]}, None),
+])
+def test_a_candidate_stands_once_and_is_named_with_the_varied_keys_that_it_has(
+    strategy, vary, having
+) -> None:
+    scenario = SMALL.with_(strategy=strategy)
+    candidates = [
+        each for each in space.cases(scenario, space.space_of(scenario, vary=vary))
+        if isinstance(each, space.PlanCase)
+    ]
+    assert len({each.name for each in candidates}) == len(candidates)
+    assert len({each.scenario.to_json() for each in candidates}) == len(candidates)
+    key = next(iter(vary))
+    said = {each.scenario.strategy for each in candidates if key in each.way}
+    assert said == ({each.scenario.strategy for each in candidates} if having is None else having)
+    option = key.removeprefix("strategy.")
+    for value in vary[key] if having else ():
+        meant = getattr(scenario.with_(strategy={option: value}).options, option)
+        for each in candidates:
+            if f"{key} = {in_line(value)}" in each.way:
+                assert getattr(each.scenario.options, option) == meant
 
 
 def test_a_budget_leaves_out_what_costs_more() -> None:
