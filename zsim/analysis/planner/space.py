@@ -152,8 +152,10 @@ def cases(scenario: Scenario, space: Space) -> Iterator[PlanCase | Refused]:
 
 
 def _is_said(key: str, case: Scenario, sized: Scenario) -> bool:
-    """True where a candidate made of `sized` is named with its value of the varied `key`: its
-    `way` says strategy and groups, and another strategy may lack the option, or have its own."""
+    """True where the name of a candidate made of `sized` needs its value of the varied `key`.
+
+    Its way says strategy and groups, and another strategy may lack the option, or have its own.
+    """
     table, _, option = key.partition(".")
     if table != "strategy":
         return True
