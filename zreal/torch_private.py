@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-from torch.distributed.tensor import DTensor, _sharding_prop, debug
+from torch.distributed.tensor import DTensor, _sharding_prop
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
@@ -46,6 +46,8 @@ def fake_group(*, rank: int, world_size: int) -> Iterator[None]:
     At its end DTensor's cache of meshes is cleared. Otherwise DTensor would take a mesh of the same
     shape for one whose groups are gone.
     """
+    from torch.distributed.tensor import debug  # loads torch's compiler, for half a second
+
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         with _strided_shards_sought_once():

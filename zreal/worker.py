@@ -22,31 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from zreal.cluster import last_words
-from zreal.cluster.launcher import LaunchedRank, LauncherError, launched_rank
-from zreal.cluster.meeting import meet, store_of
-from zreal.processes.host_memory import require_device_memory
-from zreal.processes.progress import KEPT
-from zreal.processes.rank_device import present_nbytes, start_group, take_device
-from zreal.processes.rank_settings import settle
-from zreal.processes.rank_status import BUILDING, MOVES_OF_A_RUN, NO_COLLECTIVE, RECENT_S
-from zreal.processes.reports.error_line import error_line
-from zreal.processes.reports.stacks import main_frame
-from zreal.rank.choice import NumericsChoice, choose_numerics
-from zreal.rank.run import (
-    RENDEZVOUS_S,
-    c10d_backend,
-    interpreter_of,
-    provenance,
-    run_rank,
-    slowest_step_time,
-)
-from zreal.tracing.own_scenario import with_module
 from zsim.errors import ScenarioError, ZsimError, visible
 from zsim.io import files
+from zsim.ir.gc_pause import uncollected
 from zsim.ir.run import RankRun, RunRecord
 from zsim.models.training_options import Device
 from zsim.runs import fault_support, saved
@@ -57,6 +35,31 @@ from zsim.runs.launch.planned_collectives import number_of
 from zsim.runs.modes import NUMERICS_MODES
 from zsim.scenario.scenario import Scenario, load, parse
 from zsim.version import __version__
+
+with uncollected():  # which would take a fifth of the time
+    import torch
+    import torch.distributed as dist
+
+    from zreal.cluster import last_words
+    from zreal.cluster.launcher import LaunchedRank, LauncherError, launched_rank
+    from zreal.cluster.meeting import meet, store_of
+    from zreal.processes.host_memory import require_device_memory
+    from zreal.processes.progress import KEPT
+    from zreal.processes.rank_device import present_nbytes, start_group, take_device
+    from zreal.processes.rank_settings import settle
+    from zreal.processes.rank_status import BUILDING, MOVES_OF_A_RUN, NO_COLLECTIVE, RECENT_S
+    from zreal.processes.reports.error_line import error_line
+    from zreal.processes.reports.stacks import main_frame
+    from zreal.rank.choice import NumericsChoice, choose_numerics
+    from zreal.rank.run import (
+        RENDEZVOUS_S,
+        c10d_backend,
+        interpreter_of,
+        provenance,
+        run_rank,
+        slowest_step_time,
+    )
+    from zreal.tracing.own_scenario import with_module
 
 SHARE_OF_MEETING = 0.5
 """Most of the timeout that ranks may take to meet, so that those missing are named before it."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from zreal.backends.own_module import traced_with_module
 from zreal.backends.progress import on_rank
 from zreal.backends.requirements import require_cuda, require_torch, require_transformers
+from zsim.ir.gc_pause import uncollected
 from zsim.ir.run import RunRecord, observed_ranks
 from zsim.models.training_options import Device, Dtype
 from zsim.runs.backend import (
@@ -67,9 +68,10 @@ class FakeBackend:
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
         """The Run of `options.ranks`, first and last by default."""
         require_torch(self.name)
-        from zreal.processes.host_memory import require_device_memory, require_host_memory
-        from zreal.processes.rank_device import present_nbytes, take_device
-        from zreal.rank import run as rank_run
+        with uncollected():
+            from zreal.processes.host_memory import require_device_memory, require_host_memory
+            from zreal.processes.rank_device import present_nbytes, take_device
+            from zreal.rank import run as rank_run
 
         interpreter = rank_run.interpreter_of(scenario, options.interpreter)
         require_transformers(scenario, self.name)

@@ -19,6 +19,7 @@ from zsim.engine.faults.arrivals import late_real_ranks
 from zsim.engine.faults.fault import FailingRank, LateStart, SkippedCollective, SlowRank
 from zsim.engine.faults.faulty_program import faulty_program
 from zsim.errors import ArgumentError, BackendUnavailableError
+from zsim.ir.gc_pause import uncollected
 from zsim.ir.run import IncompleteRunError, InterruptedRunError, RankRun, RunRecord
 from zsim.models.training_options import Device
 from zsim.runs.backend import (
@@ -80,10 +81,11 @@ class GlooBackend:
                 found=f"{scenario.world_size}",
                 remedy="use the backend fake, or torchrun -m zreal.worker on a cluster",
             )
-        from zreal.processes import launch
-        from zreal.processes.reports.failure_report import LaunchError
-        from zreal.rank import run as rank_run
-        from zreal.rank.choice import choose_numerics
+        with uncollected():
+            from zreal.processes import launch
+            from zreal.processes.reports.failure_report import LaunchError
+            from zreal.rank import run as rank_run
+            from zreal.rank.choice import choose_numerics
 
         interpreter = rank_run.interpreter_of(scenario, options.interpreter)
         require_transformers(scenario, self.name)

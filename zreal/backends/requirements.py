@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from zsim.errors import BackendUnavailableError
+from zsim.ir.gc_pause import uncollected
 from zsim.models.families.transformers import TransformersModel
 from zsim.scenario.scenario import Scenario
 
@@ -24,7 +25,8 @@ def require_torch(backend: str) -> None:
             remedy="pip install 'zsim[real]'",
         )
     try:
-        import torch  # noqa: F401
+        with uncollected():
+            import torch  # noqa: F401
     except Exception as error:  # a broken installation raises anything
         first_line = str(error).strip().partition("\n")[0][:MAX_ERROR_CHARS]
         raise BackendUnavailableError(

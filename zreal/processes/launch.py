@@ -34,7 +34,7 @@ from zreal.processes.reports.failure_report import launch_error, not_started, se
 from zsim.io.system.signals import undisturbed
 from zsim.runs.launch.planned_collectives import Planned
 
-PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "zreal.rank.run"]
+PRELOAD = ["zreal.rank.preloaded"]
 POLL_S = 0.25
 """Seconds between two looks at the progress of ranks."""
 Look = Callable[[list[RankStatus]], None]

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from zreal.meters.held_memory import state_tensors
 from zreal.modules.initial_values import Make
@@ -20,6 +19,9 @@ from zsim.scenario.scenario import Scenario
 def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Subject:
     """`model` under DDP. torch assigns whole parameters to ranks greedily, and steps their dtype.
     """
+    # compiles optimizers as it is imported, which takes a third of a second
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     ddp.make_whole(scenario, make)
     module = ddp.wrap(scenario, model, mesh)
     kind, defaults = optimizer_class(scenario.optimizer)
