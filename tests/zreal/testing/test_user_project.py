@@ -14,10 +14,16 @@ from pathlib import Path
 
 import pytest
 
+import zreal.backends
+import zreal.rank.run
+import zreal.tracing.named_module
 from tests.support.folders import ROOT
+from tests.zreal.testing.conftest import PLUGIN, RankSessions
 
-pytest.importorskip("torch")
+pytest_plugins = ["pytester"]
 
+IMPORTED = zreal.backends, zreal.rank.run, zreal.tracing.named_module
+"""Modules that a session would forget."""
 PROJECT = ROOT / "tests" / "user_project"
 
 
@@ -72,41 +78,39 @@ MISTAKES = (
 )
 
 
-def session(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A session of pytest in the user's folder."""
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=500, check=False,
+def copy_to(folder: Path) -> None:
+    shutil.copytree(
+        PROJECT, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
     )
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(
-        PROJECT, tmp_path / "project", ignore=shutil.ignore_patterns("__pycache__")
-    ))
-
-
 @pytest.mark.gloo
-def test_the_project_passes_its_own_tests(project: Path) -> None:
-    """Beside them stands the test of the front page, as someone would paste it."""
+def test_the_project_passes_its_own_tests(tmp_path: Path) -> None:
+    """Beside them stands the test of the front page, as someone would paste it. The session is one
+    of a user's own: a process with all plugins."""
+    copy_to(tmp_path)
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    (project / "tests" / "test_front_page.py").write_text(block)
-    result = session(project, "-q")
+    (tmp_path / "tests" / "test_front_page.py").write_text(block)
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False,
+    )
     assert result.returncode == 0, result.stdout
     assert "10 passed" in result.stdout
 
 
 @pytest.mark.gloo
 @pytest.mark.quality
-def test_every_mistake_fails_its_test_with_words_that_lead_to_it(project: Path) -> None:
+def test_every_mistake_fails_its_test_with_words_that_lead_to_it(sessions: RankSessions) -> None:
+    copy_to(sessions.path)
     for mistake in MISTAKES:
-        path = project / mistake.file
+        path = sessions.path / mistake.file
         text = path.read_text()
         assert text.count(mistake.right) == 1, mistake
         path.write_text(text.replace(mistake.right, mistake.wrong))
-    out = session(project, "-v", "--tb=short").stdout
+    plugins = ("-p", "zsim.testing.pytest_plugin", *PLUGIN)
+    out = sessions.pytester.runpytest_inprocess(*plugins, "-v", "--tb=short").stdout.str()
     assert f"{len(MISTAKES)} failed" in out, out
     for mistake in MISTAKES:
         assert mistake.says in report_of(mistake.test, out), (mistake, out)

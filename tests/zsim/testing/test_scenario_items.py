@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.folders import ROOT
-from tests.support.plugin_sessions import NEEDS_TORCH, PARITY
+from tests.support.plugin_sessions import PARITY
 from zsim.scenario.scenario import load
 from zsim.testing.plugin.scenario_items import is_scenario
 
@@ -121,22 +121,6 @@ def test_a_fault_whose_end_is_expected_is_a_passing_test(sessions, faults, expec
     result = sessions.run("scenarios")
     result.stdout.fnmatch_lines(told)
     result.assert_outcomes(**{"failed" if told else "passed": 1})
-
-
-@NEEDS_TORCH
-@pytest.mark.gloo
-def test_scenarios_run_on_real_ranks_and_only_a_failure_that_is_expected_passes(sessions):
-    sessions.scenario("fsdp2-mlp-2")
-    failure = {"kind": "failure", "rank": 1, "at": "backward blocks.0"}
-    for name, rank in (("zero3-mlp-2-lookahead-0", 1), ("ddp-mlp-2", 0)):
-        sessions.scenario(name, faults=[failure], expect={"ends": False, "at_fault": rank})
-    result = sessions.run_apart("scenarios", "--zero-backend=gloo", "--zero-timeout=60", "-v")
-    result.stdout.fnmatch_lines([
-        "*/ddp-mlp-2.toml::gloo FAILED*", "*/fsdp2-mlp-2.toml::gloo PASSED*",
-        "*/zero3-mlp-2-lookahead-0.toml::gloo PASSED*",
-        "at_fault: expected rank 0, found rank 1", "rank 1: *exited with code 86*",
-    ])
-    result.assert_outcomes(passed=2, failed=1)
 
 
 def test_other_toml_files_are_no_tests(sessions):
