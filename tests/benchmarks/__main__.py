@@ -24,6 +24,8 @@ from statistics import median
 
 from zsim.analysis.sweep import workers
 from zsim.analysis.sweep.point import Point, row_of
+from zsim.engine.costs.op_costs import Costs
+from zsim.engine.faulty_step import simulate_faulty_step
 from zsim.ir.ledger_replay import replay
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
@@ -95,6 +97,17 @@ def all_folded() -> float:
     return seconds(lambda: SimBackend().run(case, options=RunOptions()))
 
 
+def all_distinct() -> float:
+    """The same ranks, each kernel of each with its own jitter: from the Program to the times of all
+    ranks."""
+    case = scenario.load(HERE / "fsdp2-405b-1024-ranks.toml").with_(
+        cluster={"nodes": 2048}, strategy={"dp_shard": 16384},
+        faults=[{"kind": "jitter", "mean": "20 us", "each": "op"}],
+    )
+    program, costs = plan(case, device="cuda"), Costs(case.cluster, case.executed)
+    return seconds(lambda: simulate_faulty_step(program, case.faults, costs=costs))
+
+
 def rings_as_steps() -> float:
     """A 32-layer FSDP2 step on 64 ranks, hop by hop, likewise."""
     case = scenario.load(HERE / "fsdp2-32-layers-64-ranks.toml")
@@ -160,6 +173,7 @@ BENCHMARKS: dict[str, tuple[float, int, Measure]] = {
     "one 32-layer step folded, in process": (0.030, 15, folded_step),
     "Llama 2 70B, states on drives, 64 ranks, in process": (0.5, 7, over_drives),
     "16,384 ranks x 126 layers folded, in process": (0.1, 5, all_folded),
+    "16,384 ranks x 126 layers, all distinct, in process": (60.0, 1, all_distinct),
     "row of a sweep, 25 to 32 layers in turn, in process": (
         0.003, 16, row_of_a_sweep("model.num_layers", range(25, 33))
     ),

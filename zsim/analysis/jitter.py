@@ -18,7 +18,7 @@ from zsim.engine.faults.draws import expected_largest
 from zsim.engine.faults.fault import Fault, Jitter
 from zsim.engine.faults.faulty_program import faulty_program
 from zsim.engine.faulty_step import simulate_faulty_step
-from zsim.engine.simulate_step import prepared_step, simulate_step, timeline_of
+from zsim.engine.simulate_step import faulty_timeline, prepared_step, simulate_step
 from zsim.errors import ArgumentError
 from zsim.io.arguments import described
 from zsim.io.units import counted, format_time
@@ -129,7 +129,7 @@ def jitter(scenario: Scenario, *, seeds: int = 200) -> JitteredSteps:
     if prepared.rings is not None:
         prepared.rings.require_few(seeds)
     times = [
-        timeline_of(prepared, costs=costs, faults=_with_seed(scenario, seed)).step_time_ns
+        faulty_timeline(prepared, _with_seed(scenario, seed), costs=costs).step_time_ns
         for seed in range(first.seed, first.seed + seeds)
     ]
     clean = simulate_step(case.program, costs=costs).step_time_ns

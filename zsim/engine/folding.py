@@ -28,8 +28,8 @@ def representatives(
     apart. Where several groups may contend, `usage` tells members apart by the links they use.
     """
     sizes: dict[str, set[tuple[str, int]]] = {}
-    for ops in program.ranks:
-        for op in ops.steady:
+    for ops in program.steps:
+        for op in ops:
             if op.kind in COLLECTIVES:
                 sizes.setdefault(op.group, set()).add((op.kind, op.nbytes))
     groups = {axis: program.mesh.groups(axis) for axis in sorted(sizes)}
@@ -60,7 +60,7 @@ def in_step_off_device(program: Program) -> bool:
     """False where ranks of several programs work off the device. They share their node's memory and
     links, and none of them stands for another."""
     return len(program.ranks) == 1 or not any(
-        leaves_device(op) for ops in program.ranks for op in ops.steady
+        leaves_device(op) for ops in program.steps for op in ops
     )
 
 
@@ -102,11 +102,13 @@ class Meetings:
     def __init__(self, program: Program, representatives: tuple[int, ...]) -> None:
         """`representatives`, by rank, as of the function of that name."""
         self.program, self.representatives = program, representatives
+        self._known: dict[tuple[str, int], GroupRanks] = {}
 
     def present(self, axis: str, rank: int) -> GroupRanks:
         """The simulated ranks that a simulated rank meets, itself among them, in order."""
-        return tuple(
-            sorted(
-                {self.representatives[member] for member in self.program.mesh.group(axis, rank)}
-            )
-        )
+        group = self.program.mesh.group(axis, rank)
+        known = self._known.get((axis, group[0]))
+        if known is None:
+            present = {self.representatives[member] for member in group}
+            known = self._known[axis, group[0]] = tuple(sorted(present))
+        return known

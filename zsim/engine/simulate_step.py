@@ -8,11 +8,11 @@ Mostly one such round is enough; FSDP1's copies beside its backward need a few.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from zsim.engine.contention.overlap import OverlapCosts, add, overlap_losses
+from zsim.engine.contention.overlap import OverlapCosts, of_alone, overlap_losses
 from zsim.engine.equal_layers import Layers, Losses
 from zsim.engine.events.prepared import Prepared
 from zsim.engine.execution import Execution
@@ -20,9 +20,13 @@ from zsim.engine.faults.fault import Fault
 from zsim.engine.faults.fault_delays import fault_delays
 from zsim.engine.folding import in_step_off_device
 from zsim.engine.simulate import simulate_round
-from zsim.engine.timeline import NO_DELAYS, Delays, RingCosts, Timeline
+from zsim.engine.timeline import Delays, RingCosts, Timeline, add
 from zsim.ir.ops import Op
 from zsim.ir.program import Program
+
+if TYPE_CHECKING:
+    from zsim.engine.columns.column import Column
+    from zsim.engine.columns.rounds import ColumnTimes
 
 SETTLED = 0.002
 """Share of the step time. Losses that change by less move the step by less than the noise of a
@@ -31,6 +35,10 @@ Settled = Callable[[Losses, Losses, Timeline], bool]
 ROUNDS = 16
 """Most rounds. Each changes the losses by a fraction of the change of the round before: seven
 tenths where FSDP1's copies overlap much."""
+
+
+MANY = 16
+"""Least rank programs of which a step is simulated by columns, where these have the same ops."""
 
 
 class StepCosts(OverlapCosts, RingCosts, Protocol):
@@ -63,7 +71,17 @@ def simulate_step(
     prepared = prepared_step(
         program, costs=costs, all_ranks=all_ranks, contention=contention, note_hops=note_hops
     )
-    return timeline_of(prepared, costs=costs, faults=faults)
+    return faulty_timeline(prepared, faults, costs=costs)
+
+
+def faulty_timeline(
+    prepared: Prepared, faults: Sequence[Fault], *, costs: StepCosts
+) -> Timeline:
+    """The times of the steady step of what `simulate_step` has prepared, with `faults` or without.
+    """
+    many = len(prepared.program.ranks) >= MANY
+    by_columns = timeline_of_many(prepared, faults, costs=costs) if many else None
+    return by_columns or timeline_of(prepared, costs=costs, faults=faults)
 
 
 def steady_timeline(
@@ -133,16 +151,13 @@ def timeline_of(
     prepared: Prepared, *, costs: StepCosts, faults: Sequence[Fault] = (),
     settled: Settled = is_settled, see: Callable[[Timeline, Losses], bool] = lambda *_: True,
 ) -> Timeline:
-    """The times of the steady step of what `simulate_step` has prepared, as it gives them; `see` is
-    told of the times and losses of each round, which is the last where it says False."""
+    """The times of the steady step of what `simulate_step` has prepared, by events.
+
+    `see` is told of the times and losses of each round, which is the last where it says False.
+    """
     program = prepared.program
-    idle = [pauses(rank.steady, costs.execution) for rank in program.ranks]
-    waits = [costs.wake_ns(rank.steady) for rank in program.ranks]
-    slower = fault_delays(program, faults, costs=costs) or [NO_DELAYS] * len(idle)
-    delays = [
-        Delays(add(add(own, waiting), more.longer), own, more.start)
-        for own, waiting, more in zip(idle, waits, slower, strict=True)
-    ]
+    delays = [*delays_of(program, faults, costs=costs)]
+    idle = [each.later for each in delays]
     alone = simulate_round(prepared, delays)
     losses = overlap_losses(program, alone, costs=costs, pauses=idle)
     if not see(alone, losses) or not any(losses.values()):
@@ -158,6 +173,44 @@ def timeline_of(
         if not see(timeline, losses) or settled(before, losses, timeline):
             break
     return timeline
+
+
+def timeline_of_many(
+    prepared: Prepared, faults: Sequence[Fault], *, costs: StepCosts
+) -> Timeline | None:
+    """The times of `timeline_of` by columns; None where they need events."""
+    from zsim.engine.columns.losses import column_losses, largest_change  # start-up: few need them
+    from zsim.engine.columns.rounds import DistinctRanks, in_columns
+
+    if not in_columns(prepared):
+        return None
+    ranks = DistinctRanks(prepared, delays_of(prepared.program, faults, costs=costs))
+    losses: list[dict[int, Column]] = [{} for _ in ranks.blocks]
+    clocks: list[ColumnTimes] = []
+    for number in range(ROUNDS + 1):
+        clocks.clear()  # of ten thousand ranks they take a gigabyte
+        clocks += ranks.round(losses)
+        after = column_losses(ranks, clocks, costs=costs, share_of=float if number else of_alone)
+        if after is None:
+            return None
+        moved = max(map(largest_change, losses, after), default=0)
+        if moved < SETTLED * ranks.step_ns(clocks) if number else not moved:
+            break
+        losses = after
+    return ranks.timeline(clocks)
+
+
+def delays_of(
+    program: Program, faults: Sequence[Fault], *, costs: StepCosts
+) -> Iterator[Delays]:
+    """The delays of each rank program: the trainer's pauses, waits for a core, and `faults`."""
+    idle = {id(ops): pauses(ops, costs.execution) for ops in program.steps}
+    always = {id(ops): add(idle[id(ops)], costs.wake_ns(ops)) for ops in program.steps}
+    for kind, slower in zip(
+        program.ranks, fault_delays(program, faults, costs=costs), strict=True
+    ):
+        key = id(kind.steady)
+        yield Delays(add(always[key], slower.longer), idle[key], slower.start)
 
 
 def pauses(ops: Sequence[Op], execution: Execution) -> dict[int, int]:

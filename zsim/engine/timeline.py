@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -80,6 +81,16 @@ class Delays:
 NO_DELAYS = Delays()
 
 
+def add(losses: Mapping[int, int], more: Mapping[int, int]) -> dict[int, int]:
+    """Nanoseconds by op of both."""
+    if not losses or not more:
+        return dict(losses or more)
+    total = defaultdict(int, losses)
+    for index, ns in more.items():
+        total[index] += ns
+    return dict(total)
+
+
 @dataclass(frozen=True, slots=True)
 class Times:
     """Start, end and issue of each op of one rank, by index, in ns since the start of the step.
@@ -100,7 +111,7 @@ class Timeline:
     """The steady step in time. `ranks` holds the simulated ranks; `representatives`, by rank, the
     simulated rank that is like it."""
 
-    ranks: dict[int, Times]
+    ranks: Mapping[int, Times]
     representatives: tuple[int, ...]
     step_time_ns: int
     hops: tuple[HopRecord, ...] = ()

@@ -123,6 +123,11 @@ class Program:
         """The rank program of `rank`."""
         return self.ranks[self.assignment[rank]]
 
+    @property
+    def steps(self) -> tuple[tuple[Op, ...], ...]:
+        """The ops of steady steps, once each: ranks that only faults tell apart share theirs."""
+        return tuple({id(kind.steady): kind.steady for kind in self.ranks}.values())
+
     def __repr__(self) -> str:
         ranks, kinds = len(self.assignment), len(self.ranks)
         ops = sum(len(rank.steady) for rank in self.ranks)

@@ -90,7 +90,7 @@ def live(scenario: zsim.Scenario) -> None:
         return
     program = faulty_program(planned(clean).program, faulty.faults)
     costs = Costs(cluster=clean.cluster, execution=clean.executed)
-    delays = fault_delays(program, faulty.faults, costs=costs)
+    delays = [*fault_delays(program, faulty.faults, costs=costs)]
     most = 0
     for kind in program.assignment:
         longer = delays[kind].longer

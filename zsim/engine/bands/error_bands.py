@@ -92,8 +92,8 @@ def step_shares(
     program: Program, timeline: Timeline, *, costs: Costs, repeated: Repeated | None = None
 ) -> StepShares:
     """The shares of the first simulated rank's step, with half-widths; arguments as `band`'s."""
-    rank, times = min(timeline.ranks.items())
-    kind = program.assignment[rank]
+    rank = min(timeline.ranks)
+    times, kind = timeline.ranks[rank], program.assignment[rank]
     ops, step = program.ranks[kind].steady, max(1, timeline.step_time_ns)
     took = _sums(ops, times, program, rank, costs)
     if repeated is not None:

@@ -13,13 +13,13 @@ they settle. In a first round times are those of ops alone, in later rounds they
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from zsim.engine.costs.interference import KernelLoss
-from zsim.engine.timeline import CostModel, Timeline, Times
+from zsim.engine.timeline import CostModel, Timeline, Times, add
 from zsim.ir.ops import COLLECTIVES, Kernel, Op
 from zsim.ir.program import Program
 
@@ -44,7 +44,7 @@ class OverlapCosts(CostModel, Protocol):
 COMPUTE = ("forward", "backward", "recompute", "optimizer", "copy")
 LARGEST_LOSS = 0.9
 """Share of its time: the most that an op loses to all that runs beside it. Assumed."""
-_OfAlone = Callable[[float], float]
+OfAlone = Callable[[float], float]
 """A loss as a share of the times at hand, from its share of the lengthened time."""
 _Interval = tuple[int, int, int]
 """Start and end in ns, then the index of an op, or the number of ops that run."""
@@ -59,7 +59,7 @@ def overlap_losses(
     `lengthened`: the times of `timeline` contain losses already. `pauses`, by rank program and op:
     idle ns with which ops begin. Of ranks with one program the first stands for all.
     """
-    share_of = float if lengthened else _of_alone
+    share_of = float if lengthened else of_alone
     losses: dict[int, dict[int, int]] = {}
     for rank, times in sorted(timeline.ranks.items()):
         kind = program.assignment[rank]
@@ -92,15 +92,7 @@ def overlap_losses(
     return losses
 
 
-def add(losses: Mapping[int, int], more: Mapping[int, int]) -> dict[int, int]:
-    """Nanoseconds by op of both."""
-    total = defaultdict(int, losses)
-    for index, ns in more.items():
-        total[index] += ns
-    return dict(total)
-
-
-def _of_alone(share: float) -> float:
+def of_alone(share: float) -> float:
     """The loss per time alone of an op that loses `share` of its lengthened time."""
     return share / (1 - min(share, LARGEST_LOSS))
 
@@ -115,7 +107,7 @@ def _after_pauses(times: Times, pauses: Mapping[int, int]) -> Times:
 
 def _losses_to_collectives(
     ops: Sequence[Op], kernels: list[_Interval], collectives: list[_Interval], *,
-    groups: Mapping[str, tuple[int, ...]], costs: OverlapCosts, share_of: _OfAlone,
+    groups: Mapping[str, tuple[int, ...]], costs: OverlapCosts, share_of: OfAlone,
 ) -> dict[int, int]:
     """The ns that each op's kernels lose to the collectives beside it, by op.
 
@@ -123,7 +115,7 @@ def _losses_to_collectives(
     by other collectives or by kernels, moves its bytes as much slower.
     """
     speeds = [
-        _speed(end - start, costs.collective_ns(op.kind, op.nbytes, groups[op.group]))
+        speed(end - start, costs.collective_ns(op.kind, op.nbytes, groups[op.group]))
         for start, end, index in collectives
         for op in (ops[index],)
     ]
@@ -146,7 +138,7 @@ def _losses_to_collectives(
     }
 
 
-def _speed(ns: int, alone_ns: int) -> float:
+def speed(ns: int, alone_ns: int) -> float:
     """The speed of a collective that took `ns`: 1 when nothing slowed it down."""
     return alone_ns / ns if ns > alone_ns else 1.0
 
@@ -161,7 +153,7 @@ def _losses_to_kernels(
     return {index: round(ns * share) for index, ns in totals.items()}
 
 
-def _losses_to_streams(kernels: list[_Interval], *, share_of: _OfAlone) -> dict[int, int]:
+def _losses_to_streams(kernels: list[_Interval], *, share_of: OfAlone) -> dict[int, int]:
     """The ns that kernels lose to kernels on other streams, by op.
 
     Each kernel fills the device alone, and kernels that run at once have equal shares of it. FSDP1

@@ -39,8 +39,7 @@ class Prepared:
 
             self.rings = Rings(program, stepwise, contention=contention)
         schedules = {
-            id(rank.steady): RankSchedule(rank.steady, launch_queue=costs.launch_queue)
-            for rank in program.ranks
+            id(ops): RankSchedule(ops, launch_queue=costs.launch_queue) for ops in program.steps
         }
         alone = {key: _alone(schedule, costs) for key, schedule in schedules.items()}
         self.schedules = [schedules[id(rank.steady)] for rank in program.ranks]
@@ -54,13 +53,17 @@ class Prepared:
         self.communicators: dict[int, dict[str, Communicator]] = {}
         """Communicators by simulated rank and by the name of the group."""
         meetings = Meetings(program, self.representatives)
-        names = [schedule.groups for schedule in self.schedules]
+        names = {key: schedule.groups for key, schedule in schedules.items()}
+        met: dict[tuple[str, int], Communicator] = {}  # by first rank: to hash all takes long
         for rank in sorted(set(self.representatives)):
             own = self.communicators[rank] = {}
-            for name in names[program.assignment[rank]]:
+            for name in names[id(program.of_rank(rank).steady)]:
                 group = program.mesh.group(name, rank)
-                own[name] = name, group if all_ranks else meetings.present(name, rank)
-                self.groups.setdefault(own[name], group)
+                if (name, group[0]) not in met:
+                    key = name, group if all_ranks else meetings.present(name, rank)
+                    met[name, group[0]] = key
+                    self.groups.setdefault(key, group)
+                own[name] = met[name, group[0]]
         self.in_step, self.contention = not all_ranks, contention
         self.host_usages: dict[tuple[int, str, int], Usage] = {}
         """Shares of a node that ops off the device take, by rank, stream and kernels."""

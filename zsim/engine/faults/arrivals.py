@@ -16,8 +16,8 @@ from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import Program
 from zsim.ir.run import LateRank, RankRun
 
-Meeting = tuple[str, tuple[int, ...]]
-"""A communicator: its group's name and the ranks that meet there."""
+Meeting = tuple[str, int]
+"""A communicator: its group's name and the first of the ranks that meet there."""
 
 
 @dataclass(slots=True)
@@ -64,13 +64,18 @@ def late_ranks(program: Program, timeline: Timeline) -> tuple[LateRank, ...]:
     """The late ranks of a simulated step, of those that were simulated."""
     arrivals = Arrivals()
     meetings = Meetings(program, timeline.representatives)
+    joined = {
+        id(ops): [
+            (op.index, op.group) for op in ops
+            if op.kind in COLLECTIVES and program.mesh.size(op.group) > 1
+        ]
+        for ops in program.steps
+    }
     for rank, times in timeline.ranks.items():
-        met: dict[str, Meeting] = {}
-        for op in program.of_rank(rank).steady:
-            if op.kind in COLLECTIVES and program.mesh.size(op.group) > 1:
-                if op.group not in met:
-                    met[op.group] = op.group, meetings.present(op.group, rank)
-                arrivals.add(rank, met[op.group], times.arrived[op.index], times.ends[op.index])
+        own = joined[id(program.of_rank(rank).steady)]
+        met = {group: (group, meetings.present(group, rank)[0]) for group in {g for _, g in own}}
+        for index, group in own:
+            arrivals.add(rank, met[group], times.arrived[index], times.ends[index])
     return arrivals.late()
 
 
@@ -84,9 +89,9 @@ def late_real_ranks(ranks: Sequence[RankRun], mesh: Mesh) -> tuple[LateRank, ...
     for rank, at in zip(ranks, begun, strict=True):
         for span in sorted(rank.spans, key=lambda span: (span.start_ns, span.end_ns)):
             if span.kind in COLLECTIVES:
-                group = mesh.group(span.group, rank.rank)
+                meeting = span.group, mesh.group(span.group, rank.rank)[0]
                 arrivals.add(
-                    rank.rank, (span.group, group), at - first + span.start_ns,
+                    rank.rank, meeting, at - first + span.start_ns,
                     at - first + span.end_ns,
                 )
     return arrivals.late()

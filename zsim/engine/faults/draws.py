@@ -6,7 +6,7 @@ every number of ranks, and no draw depends on another.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from math import log1p
 
@@ -15,9 +15,22 @@ from zsim.engine.faults.fault import Distribution, Jitter
 
 def draw_ns(jitter: Jitter, *, rank: int, op: int) -> int:
     """The delay of this rank and op, in ns; `op` is -1 for a step's."""
-    digest = blake2b(f"{jitter.seed}/{rank}/{op}".encode(), digest_size=8).digest()
-    share = ((int.from_bytes(digest) >> 12) + 0.5) / 2**52  # never 0, never 1
-    return round(jitter.mean_ns * QUANTILES[jitter.distribution](share))
+    return draws_ns(jitter, rank=rank, ops=(op,))[0]
+
+
+def draws_ns(jitter: Jitter, *, rank: int, ops: Iterable[int]) -> list[int]:
+    """The delays of these `ops` of a rank, in ns. Jitter of many ranks has millions of them, so all
+    are drawn in one loop."""
+    begin, mean, quantile = f"{jitter.seed}/{rank}/", jitter.mean_ns, QUANTILES[jitter.distribution]
+    return [
+        round(mean * quantile(((int.from_bytes(digest) >> 12) + 0.5) * ONE))  # never of 0 or 1
+        for op in ops
+        for digest in (blake2b(f"{begin}{op}".encode(), digest_size=8).digest(),)
+    ]
+
+
+ONE = 2.0**-52
+"""The distance of shares that are drawn."""
 
 
 QUANTILES: dict[Distribution, Callable[[float], float]] = {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from zsim.engine.faults.fault import Fault, Jitter, LateStart, SlowRank
-from zsim.engine.timeline import CostModel, Delays
-from zsim.ir.ops import COLLECTIVES, Op
+from zsim.engine.timeline import CostModel, Delays, add
+from zsim.ir.ops import COLLECTIVES, Kernel, Op
 from zsim.ir.program import Program
 
 OF_STEP = -1
@@ -15,45 +15,41 @@ OF_STEP = -1
 
 def fault_delays(
     program: Program, faults: Sequence[Fault], *, costs: CostModel
-) -> tuple[Delays, ...]:
-    """Delays by rank program of a faulty Program, in which each rank with a fault has its own; ()
-    where no fault delays anything."""
+) -> Iterator[Delays]:
+    """Delays of each rank program of a faulty Program, in which each rank with a fault has its own.
+    """
     delaying = [fault for fault in faults if isinstance(fault, SlowRank | LateStart | Jitter)]
-    if not delaying:
-        return ()
     of_kind = {kind: rank for rank, kind in reversed([*enumerate(program.assignment)])}
-    return tuple(
-        _delays(program.ranks[kind].steady, delaying, rank=of_kind[kind], costs=costs)
-        for kind in range(len(program.ranks))
-    )
+    computing = {id(ops): _computing(ops) for ops in program.steps}
+    for kind, own in enumerate(program.ranks):
+        yield _delays(computing[id(own.steady)], delaying, rank=of_kind[kind], costs=costs)
 
 
 def _delays(
-    ops: tuple[Op, ...], faults: Sequence[SlowRank | LateStart | Jitter], *, rank: int,
-    costs: CostModel,
+    computing: Mapping[int, tuple[Kernel, ...]],
+    faults: Sequence[SlowRank | LateStart | Jitter], *, rank: int, costs: CostModel,
 ) -> Delays:
-    from zsim.engine.faults.draws import draw_ns  # start-up: it loads OpenSSL
+    from zsim.engine.faults.draws import draw_ns, draws_ns  # start-up: it loads OpenSSL
 
     longer: dict[int, int] = {}
-    later = 0
+    start = 0
     for fault in faults:
         match fault:
             case LateStart() if fault.rank == rank:
-                later += fault.by_ns
+                start += fault.by_ns
             case Jitter(each="step"):
-                later += draw_ns(fault, rank=rank, op=OF_STEP)
+                start += draw_ns(fault, rank=rank, op=OF_STEP)
             case Jitter():
-                for op in _computing(ops):
-                    longer[op.index] = longer.get(op.index, 0) + draw_ns(
-                        fault, rank=rank, op=op.index
-                    )
+                drawn = draws_ns(fault, rank=rank, ops=computing)
+                longer = add(longer, dict(zip(computing, drawn, strict=True)))
             case SlowRank() if fault.rank == rank:
-                for op in _computing(ops):
-                    alone = costs.compute_ns(op.kernels)
-                    longer[op.index] = longer.get(op.index, 0) + round(alone * (fault.factor - 1))
-    return Delays(longer=longer, start=later)
+                longer = add(longer, {
+                    index: round(costs.compute_ns(kernels) * (fault.factor - 1))
+                    for index, kernels in computing.items()
+                })
+    return Delays(longer=longer, start=start)
 
 
-def _computing(ops: tuple[Op, ...]) -> Iterator[Op]:
-    """The ops whose kernels a rank runs by itself."""
-    return (op for op in ops if op.kernels and op.kind not in COLLECTIVES)
+def _computing(ops: tuple[Op, ...]) -> dict[int, tuple[Kernel, ...]]:
+    """The kernels that a rank runs by itself, by op."""
+    return {op.index: op.kernels for op in ops if op.kernels and op.kind not in COLLECTIVES}

@@ -1,0 +1,1 @@
+"""Steps of many ranks that do the same ops, each in its own time: op by op, not rank by rank."""
