@@ -191,8 +191,6 @@ def timeline_of_many(
         clocks.clear()  # of ten thousand ranks they take a gigabyte
         clocks += ranks.round(losses)
         after = column_losses(ranks, clocks, costs=costs, share_of=float if number else of_alone)
-        if after is None:
-            return None
         moved = max(map(largest_change, losses, after), default=0)
         if moved < SETTLED * ranks.step_ns(clocks) if number else not moved:
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import add
 
 Column = int | list[int]
 """Nanoseconds by rank, or of all ranks at once."""
@@ -16,7 +17,7 @@ def plus(column: Column, other: Column) -> Column:
         column, other = other, column
     if isinstance(other, int):
         return [ns + other for ns in column] if other else column
-    return [ns + more for ns, more in zip(column, other, strict=True)]
+    return [*map(add, column, other)]
 
 
 def later(column: Column, other: Column) -> Column:
@@ -49,6 +50,11 @@ def most(column: Column) -> int:
 def least(column: Column) -> int:
     """The least on any rank."""
     return column if isinstance(column, int) else min(column)
+
+
+def listed(column: Column, size: int) -> list[int]:
+    """The column as so many numbers."""
+    return [column] * size if isinstance(column, int) else column
 
 
 def row(columns: Sequence[Column], position: int) -> list[int]:

@@ -7,13 +7,20 @@ rank by rank, so losses are equal to the nanosecond.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
 
-from zsim.engine.columns.column import Column, apart, least, most, plus
+from zsim.engine.columns.column import Column, apart, least, listed, most, plus, row
 from zsim.engine.columns.rounds import ColumnTimes, DistinctRanks, RankBlock
-from zsim.engine.contention.overlap import COMPUTE, LARGEST_LOSS, OfAlone, OverlapCosts, speed
+from zsim.engine.contention.overlap import (
+    COMPUTE,
+    LARGEST_LOSS,
+    OfAlone,
+    OverlapCosts,
+    losses_to_streams,
+    speed,
+)
 from zsim.ir.ops import COLLECTIVES, Op
 
 
@@ -30,22 +37,19 @@ class _Interval:
 
 def column_losses(
     ranks: DistinctRanks, clocks: Sequence[ColumnTimes], *, costs: OverlapCosts, share_of: OfAlone
-) -> list[dict[int, Column]] | None:
-    """Nanoseconds that each op loses, by block and op; None where kernels of three streams may run
-    at once. `share_of` gives the loss as a share of the times at hand."""
-    losses = list[dict[int, Column]]()
-    for block, clock in zip(ranks.blocks, clocks, strict=True):
-        own = _block_losses(block, clock, groups=ranks.groups, costs=costs, share_of=share_of)
-        if own is None:
-            return None
-        losses.append(own)
-    return losses
+) -> list[dict[int, Column]]:
+    """Nanoseconds that each op loses, by block and op; `share_of` gives the loss as a share of the
+    times at hand."""
+    return [
+        _block_losses(block, clock, groups=ranks.groups, costs=costs, share_of=share_of)
+        for block, clock in zip(ranks.blocks, clocks, strict=True)
+    ]
 
 
 def _block_losses(
     block: RankBlock, clock: ColumnTimes, *, groups: Mapping[str, tuple[int, ...]],
     costs: OverlapCosts, share_of: OfAlone,
-) -> dict[int, Column] | None:
+) -> dict[int, Column]:
     def interval(op: Op) -> _Interval:
         start = plus(clock.starts[op.index], block.pauses.get(op.index, 0))
         end = clock.ends[op.index]
@@ -65,9 +69,7 @@ def _block_losses(
         kernels, collectives, groups=groups, costs=costs, share_of=share_of
     )
     computing = [each for each in kernels if each.op.kernels]
-    shared = _beside_copies(computing, copies, half=share_of(0.5))
-    if shared is None:
-        return None
+    shared = _beside_copies(computing, copies, size=block.size, share_of=share_of)
     for index, column in shared.items():
         lost[index] = plus(column, lost.get(index, 0))
     return lost
@@ -110,7 +112,9 @@ def _beside_collectives(
         if total is not None and any(total):
             lost[own.op.index] = _rounded([
                 each if each < (cap := largest * (end - start)) else cap
-                for each, start, end in zip(total, *_listed(own, len(total)), strict=True)
+                for each, start, end in zip(
+                    total, listed(own.start, len(total)), listed(own.end, len(total)), strict=True
+                )
             ])
     if costs.collective_interference:
         share = share_of(costs.collective_interference)
@@ -120,24 +124,49 @@ def _beside_collectives(
 
 
 def _beside_copies(
-    kernels: Sequence[_Interval], copies: Sequence[_Interval], *, half: float
-) -> dict[int, Column] | None:
-    """The ns that kernels and copies lose to one another, by op; None where copies of two streams
-    run at once."""
+    kernels: Sequence[_Interval], copies: Sequence[_Interval], *, size: int, share_of: OfAlone
+) -> dict[int, Column]:
+    """The ns that kernels and copies lose to one another, by op, on `size` ranks.
+
+    Two at once have half of the device each. Ranks with copies on two streams at once may have
+    three, and are looked at one by one.
+    """
     by_stream = sorted(copies, key=lambda each: each.op.stream)
     streams = [[*own] for _, own in groupby(by_stream, key=lambda each: each.op.stream)]
+    crowded = set[int]()
     for before, after in combinations(streams, 2):
         for own, near in _near(before, after):
-            if any(most(_together(own, each)) for each in near):
-                return None
+            for other in near:
+                times = listed(_together(own, other), size)
+                crowded.update(position for position, ns in enumerate(times) if ns)
     beside = dict[int, Column]()
     for stream in streams:
         for own, near in _near(kernels, stream):
             for other in near:
-                ns = _together(own, other)
+                together = _together(own, other)
                 for index in (own.op.index, other.op.index):
-                    beside[index] = plus(ns, beside.get(index, 0))
-    return {index: _scaled(ns, half) for index, ns in beside.items()}
+                    beside[index] = plus(together, beside.get(index, 0))
+    lost = {index: _scaled(ns, share_of(0.5)) for index, ns in beside.items()}
+    if crowded:
+        _look_at(crowded, [*kernels, *copies], lost, size=size, share_of=share_of)
+    return lost
+
+
+def _look_at(
+    crowded: Iterable[int], intervals: Sequence[_Interval], lost: dict[int, Column], *, size: int,
+    share_of: OfAlone,
+) -> None:
+    """Correct what the ranks in these positions have `lost`."""
+    starts, ends = [each.start for each in intervals], [each.end for each in intervals]
+    columns = {
+        each.op.index: [*listed(lost.get(each.op.index, 0), size)] for each in intervals
+    }
+    for position in crowded:
+        times = zip(row(starts, position), row(ends, position), columns, strict=True)
+        own = losses_to_streams(sorted(times), share_of=share_of)
+        for index, column in columns.items():
+            column[position] = own.get(index, 0)
+    lost |= columns
 
 
 def _near(
@@ -166,31 +195,22 @@ def _together(own: _Interval, other: _Interval) -> Column:
     size = max(len(column) if isinstance(column, list) else 0 for column in columns)
     if not size:
         return max(0, min(own.last, other.last) - max(own.first, other.first))
+    starts, ends = listed(own.start, size), listed(own.end, size)
     if isinstance(other.start, int) and isinstance(other.end, int):
         begin, until = other.start, other.end
         return [
             ns if (
                 ns := (end if end < until else until) - (start if start > begin else begin)
             ) > 0 else 0
-            for start, end in zip(*_listed(own, size), strict=True)
+            for start, end in zip(starts, ends, strict=True)
         ]
+    begins, untils = listed(other.start, size), listed(other.end, size)
     return [
         ns if (
             ns := (end if end < until else until) - (start if start > begin else begin)
         ) > 0 else 0
-        for start, end, begin, until in zip(
-            *_listed(own, size), *_listed(other, size), strict=True
-        )
+        for start, end, begin, until in zip(starts, ends, begins, untils, strict=True)
     ]
-
-
-def _listed(interval: _Interval, size: int) -> tuple[list[int], list[int]]:
-    """The starts and the ends on so many ranks."""
-    start, end = interval.start, interval.end
-    return (
-        [start] * size if isinstance(start, int) else start,
-        [end] * size if isinstance(end, int) else end,
-    )
 
 
 def _scaled(ns: Column, share: float) -> Column:

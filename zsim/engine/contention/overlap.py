@@ -84,7 +84,7 @@ def overlap_losses(
             )
         if copies:
             own = add(
-                own, _losses_to_streams(
+                own, losses_to_streams(
                     sorted(_on_device([*kernels, *copies], times, costs)), share_of=share_of
                 ),
             )
@@ -153,7 +153,7 @@ def _losses_to_kernels(
     return {index: round(ns * share) for index, ns in totals.items()}
 
 
-def _losses_to_streams(kernels: list[_Interval], *, share_of: OfAlone) -> dict[int, int]:
+def losses_to_streams(kernels: list[_Interval], *, share_of: OfAlone) -> dict[int, int]:
     """The ns that kernels lose to kernels on other streams, by op.
 
     Each kernel fills the device alone, and kernels that run at once have equal shares of it. FSDP1

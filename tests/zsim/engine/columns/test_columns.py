@@ -88,13 +88,17 @@ def copy(index: int, stream: Stream, ns: int) -> Op:
     return Op(index=index, kind="copy", unit="b", stream=stream, kernels=kernels)
 
 
-def test_copies_of_two_streams_at_once_need_events() -> None:
-    """Beside a kernel three would share the device, and the order of floats would matter."""
-    faults = (Jitter(mean_ns=5, each="op", seed=1),)
-    beside = compute(0, "a", 100), copy(1, "reduce_scatter", 50)
-    columns, events = both(*beside, faults=faults)
+def test_three_kernels_at_once_lose_what_they_do_by_events() -> None:
+    """Copies of two streams begin beside a kernel on some ranks, and behind it on others."""
+    faults = (Jitter(mean_ns=50, each="op", seed=1),)
+    ops = (
+        compute(0, "a", 100), gather(1, "b", 75), copy(2, "reduce_scatter", 130),
+        copy(3, "all_gather", 51), compute(4, "a", 60), gather(5, "b", 30, 3, 4),
+    )
+    columns, events = both(*ops, faults=faults)
     assert columns == events
-    assert both(*beside, copy(2, "all_gather", 50), faults=faults)[0] is None
+    lost = {times.ends[2] - times.starts[2] - 130 for times in events.ranks.values()}
+    assert len(lost) > 8
 
 
 def test_each_stretch_between_collectives_is_as_long_as_on_its_slowest_rank() -> None:
