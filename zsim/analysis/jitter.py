@@ -18,7 +18,7 @@ from zsim.engine.faults.draws import expected_largest
 from zsim.engine.faults.fault import Fault, Jitter
 from zsim.engine.faults.faulty_program import faulty_program
 from zsim.engine.faulty_step import simulate_faulty_step
-from zsim.engine.simulate_step import faulty_timeline, prepared_step, simulate_step
+from zsim.engine.simulate_step import faulty_timeline, is_by_columns, prepared_step, simulate_step
 from zsim.errors import ArgumentError
 from zsim.io.arguments import described
 from zsim.io.units import counted, format_time
@@ -33,6 +33,8 @@ SHARES = (0.5, 0.95, 0.99)
 """Quantiles that are shown."""
 MOST_WORK = 6_000_000
 """Ranks × param groups × micro-batches × seeds: minutes of work."""
+MOST_BY_COLUMNS = 24_000_000
+"""The same for ranks that are simulated by columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +126,10 @@ def jitter(scenario: Scenario, *, seeds: int = 200) -> JitteredSteps:
     case = filled(planned(scenario))
     costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
     program = faulty_program(case.program, scenario.faults)
-    simulate_faulty_step(case.program, scenario.faults, costs=costs)  # raises where it cannot end
     prepared = prepared_step(program, costs=costs)
+    if not is_by_columns(prepared):
+        _require_few(scenario, seeds, most=MOST_WORK)
+    simulate_faulty_step(case.program, scenario.faults, costs=costs)  # raises where it cannot end
     if prepared.rings is not None:
         prepared.rings.require_few(seeds)
     times = [
@@ -167,12 +171,17 @@ def _jitter_of(scenario: Scenario, seeds: object) -> Jitter:
             found=", ".join(fault.kind for fault in scenario.faults) or "none",
             remedy='add { kind = "jitter", mean = "200 us" }',
         )
+    _require_few(scenario, seeds, most=MOST_BY_COLUMNS)
+    return own[0]
+
+
+def _require_few(scenario: Scenario, seeds: int, *, most: int) -> None:
+    """ArgumentError where so many seeds are more than the `most` work."""
     size = scenario.work
     work = size.num_ranks * size.num_units * size.passes * seeds
-    if work > MOST_WORK:
+    if work > most:
         raise ArgumentError(
             where="seeds",
-            expected=f"ranks × param groups × micro-batches × seeds of at most {MOST_WORK:,}",
+            expected=f"ranks × param groups × micro-batches × seeds of at most {most:,}",
             found=f"{work:,}", remedy="take fewer seeds",
         )
-    return own[0]

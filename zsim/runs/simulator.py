@@ -16,9 +16,10 @@ from zsim.engine.bands import error_bands
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.faults.arrivals import late_ranks
 from zsim.engine.faults.fault import FAULT_KINDS, Jitter
+from zsim.engine.faults.faulty_program import faulty_program
 from zsim.engine.faulty_step import simulate_faulty_step, told_of
 from zsim.engine.folding import in_step_off_device
-from zsim.engine.simulate_step import simulate_step
+from zsim.engine.simulate_step import is_by_columns, prepared_step, simulate_step
 from zsim.engine.timeline import Timeline, Times
 from zsim.errors import DeadlockError, ZsimError
 from zsim.ir.gc_pause import uncollected
@@ -100,8 +101,12 @@ class SimBackend:
         costs = Costs(cluster=cluster, execution=scenario.executed_on(cluster))
         stepwise = costs.execution.detail == "steps"
         every = options.all_ranks or stepwise
-        program = _program(scenario, cluster, all_ranks=every, torch=self.torch)
+        program = _program(
+            scenario, cluster, all_ranks=every, torch=self.torch, few=options.ranks is not None
+        )
         program = self.on_device(program, scenario, cluster)
+        if _is_unlike(scenario) and not every:
+            _require_columns(program, scenario, costs)
         begun = RunRecord(
             scenario=scenario.name, backend=self.name, interpreter="simulator",
             world_size=scenario.world_size, mesh=scenario.mesh, ranks=(),
@@ -149,16 +154,39 @@ def require_lawful(scenario: Scenario, *, device: str) -> None:
 
 
 def _program(
-    scenario: Scenario, cluster: ClusterSpec, *, all_ranks: bool, torch: TorchVersion = NEWEST
+    scenario: Scenario, cluster: ClusterSpec, *, all_ranks: bool, torch: TorchVersion = NEWEST,
+    few: bool = False,
 ) -> Program:
-    """The Program, held to the rules of the IR but for its memory, which `_phases` replays."""
-    unlike = any(isinstance(fault, Jitter) for fault in scenario.faults)
-    if problem := scenario.work.problem(all_ranks=all_ranks or unlike):
-        raise WorkError(where=scenario.name, expected="less work", found=problem)
+    """The Program, held to the rules of the IR but for its memory, which `_phases` replays.
+
+    A `few` of the ranks are kept, or all that are simulated.
+    """
+    unlike = _is_unlike(scenario)
+    by_columns = few and unlike and not all_ranks
+    if problem := scenario.work.problem(all_ranks=all_ranks or unlike, by_columns=by_columns):
+        fits = unlike and not scenario.work.problem(all_ranks=True, by_columns=True)
+        raise WorkError(
+            where=scenario.name, expected="less work", found=problem,
+            remedy="or ask for the times of some ranks alone" if fits and not all_ranks else "",
+        )
     program = plan(scenario, device=cluster.kind, torch=torch)
     if not in_step_off_device(program) and (problem := scenario.work.problem(all_ranks=True)):
         raise WorkError(where=scenario.name, expected="less work", found=problem)
     return validate(program, memory=False)
+
+
+def _is_unlike(scenario: Scenario) -> bool:
+    """True where no two ranks are alike."""
+    return any(isinstance(fault, Jitter) for fault in scenario.faults)
+
+
+def _require_columns(program: Program, scenario: Scenario, costs: Costs) -> None:
+    """WorkError where ranks that are all distinct are too many to be simulated by events."""
+    problem = scenario.work.problem(all_ranks=True)
+    if problem and not is_by_columns(
+        prepared_step(faulty_program(program, scenario.faults), costs=costs)
+    ):
+        raise WorkError(where=scenario.name, expected="less work", found=problem)
 
 
 def cluster_for(scenario: Scenario, device: str | None, *, preset: str = "") -> ClusterSpec:

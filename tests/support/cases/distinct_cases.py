@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import zsim
 from tests.support.cases.situations import cases
+from zsim.engine.columns.rounds import in_columns
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.faults.faulty_program import faulty_program
 from zsim.engine.simulate_step import prepared_step, timeline_of, timeline_of_many
@@ -49,9 +50,10 @@ def outcome(scenario: zsim.Scenario) -> str:
     not do."""
     program = faulty_program(filled(planned(scenario)).program, scenario.faults)
     costs, others = (Costs(cluster=scenario.cluster, execution=scenario.executed) for _ in range(2))
-    columns = timeline_of_many(prepared_step(program, costs=costs), scenario.faults, costs=costs)
-    if columns is None:
+    distinct = prepared_step(program, costs=costs)
+    if not in_columns(distinct):
         return "events"
+    columns = timeline_of_many(distinct, scenario.faults, costs=costs)
     prepared = prepared_step(program, costs=others)
     events = timeline_of(prepared, costs=others, faults=scenario.faults)
     return "equal" if events == columns else "differs"

@@ -43,6 +43,15 @@ def test_every_rank_by_itself_is_more_work():
                                                    "micro-batches of at most 750,000")
 
 
+def test_distinct_ranks_by_columns_may_be_more():
+    many = replace(STEP, num_ranks=16_384, num_units=128)
+    assert many.problem(all_ranks=True) != ""
+    assert many.problem(all_ranks=True, by_columns=True) == ""
+    assert replace(many, passes=2).problem(all_ranks=True, by_columns=True).startswith(
+        "expected ranks × param groups × micro-batches of at most 3,000,000"
+    )
+
+
 def test_what_is_simulated_many_times_may_be_less():
     assert (
         replace(STEP, passes=100)

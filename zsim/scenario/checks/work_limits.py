@@ -22,6 +22,8 @@ MAX_PASSES = 12_000
 """Param groups × micro-batches: the ops of one rank; half a minute of work."""
 MAX_WORK = 750_000
 """Ranks simulated × param groups × micro-batches: a minute of work."""
+MAX_BY_COLUMNS = 3_000_000
+"""The same of ranks that are all distinct, where they are simulated by columns and few are kept."""
 SLOWEST = "1 Mbit/s"
 """Least bandwidth of a slow link. A step over less takes days: another unit is meant."""
 MANY_TIMES = 3
@@ -45,7 +47,9 @@ class Work:
             return "cluster"
         return "batch.accumulation" if self.passes > 1 else "model"
 
-    def problem(self, *, all_ranks: bool = False, part: int = 1) -> str:
+    def problem(
+        self, *, all_ranks: bool = False, part: int = 1, by_columns: bool = False
+    ) -> str:
         """The limit that this work exceeds, or ""; of each limit one `part`-th is allowed."""
         if self.num_ranks > MAX_RANKS // part:
             return f"expected at most {MAX_RANKS // part:,} ranks, found {self.num_ranks:,}"
@@ -54,8 +58,9 @@ class Work:
             limit = f"param groups × micro-batches of at most {MAX_PASSES // part:,}"
             return f"expected {limit}, found {factors} = {ops:,}; take fewer of one of them"
         ranks, called = (self.num_ranks, "ranks") if all_ranks else (self.kinds, "kinds of ranks")
-        if ranks * ops > MAX_WORK // part:
-            limit = f"{called} × param groups × micro-batches of at most {MAX_WORK // part:,}"
+        most = (MAX_BY_COLUMNS if by_columns else MAX_WORK) // part
+        if ranks * ops > most:
+            limit = f"{called} × param groups × micro-batches of at most {most:,}"
             return (
                 f"expected {limit}, found {ranks:,} × {factors} = {ranks * ops:,}; take fewer of "
                 f"one of them"

@@ -23,6 +23,7 @@ from zsim.ir.ops import Kernel, Op, Stream
 from zsim.scenario.plan import planned
 
 SIXTEEN = Mesh(dp_shard=16)
+SHARING_LINKS = {"name": "hsdp", "dp_replicate": 2, "dp_shard": 8}
 OF_OPS = {"kind": "jitter", "mean": "20 us", "each": "op", "seed": 3}
 
 
@@ -35,7 +36,7 @@ def llama(**more: Any) -> zsim.Scenario:
     })
 
 
-def both(*ops: Op, faults: tuple[Fault, ...]) -> tuple[Timeline | None, Timeline]:
+def both(*ops: Op, faults: tuple[Fault, ...]) -> tuple[Timeline, Timeline]:
     """The times of these ops on 16 ranks by columns and by events."""
     costs = Plain(share=0.25, collective_interference=0.1)
     prepared = prepared_step(faulty_program(program(*ops, mesh=SIXTEEN), faults), costs=costs)
@@ -70,7 +71,7 @@ def test_ranks_with_shards_of_other_sizes_are_simulated_by_columns() -> None:
 
 
 @pytest.mark.parametrize("more", [
-    {"strategy": {"name": "hsdp", "dp_replicate": 2, "dp_shard": 8}},  # which share links
+    {"strategy": SHARING_LINKS},
     {"strategy": {"name": "zero2"}, "offload": {"optimizer": "cpu"}},
     {"faults": [OF_OPS, {"kind": "lost_link", "node": 0, "nic": 0}]},
     {"faults": [OF_OPS, {"kind": "skipped_collective", "rank": 1, "at": "all_gather blocks.1"}]},
@@ -122,3 +123,27 @@ def test_each_stretch_between_collectives_is_as_long_as_on_its_slowest_rank() ->
     assert timeline.step_time_ns == slowest(0, 100, 4000) + 40 + slowest(2, 200, 0) + 30
     assert [times.ends[3] for times in timeline.ranks.values()] == [timeline.step_time_ns] * 16
     assert len({times.arrived[3] for times in timeline.ranks.values()}) == 16
+
+
+def test_more_ranks_are_allowed_where_columns_take_them_and_few_are_kept(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario, sharing = llama(), llama(strategy=SHARING_LINKS)
+    whole = zsim.simulate(scenario)
+    monkeypatch.setattr("zsim.scenario.checks.work_limits.MAX_WORK", 100)
+    run = zsim.simulate(scenario, ranks=[0, 3])
+    assert run.step_time == whole.step_time
+    assert [rank.spans for rank in run.ranks] == [whole.ranks[number].spans for number in (0, 3)]
+    with pytest.raises(zsim.ZsimError, match="or ask for the times of some ranks alone"):
+        zsim.simulate(scenario)
+    with pytest.raises(zsim.ZsimError, match="of at most 100, found 16 × "):
+        zsim.simulate(sharing, ranks=[0])
+
+
+def test_a_study_of_jitter_may_be_longer_where_columns_take_its_ranks(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zsim.analysis.jitter.MOST_WORK", 100)
+    assert len(zsim.jitter(llama(), seeds=2).times_ns) == 2
+    with pytest.raises(zsim.ZsimError, match="seeds of at most 100, found "):
+        zsim.jitter(llama(strategy=SHARING_LINKS), seeds=2)
