@@ -17,7 +17,8 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from zreal.tracing.units.param_groups import find_units
 from zsim.analysis.lint.finding import LintFinding
 from zsim.analysis.lint.unit_rules import told_of_empty
-from zsim.cluster.cluster import ClusterSpec, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.engine.costs.op_costs import Costs
 from zsim.errors import ArgumentError, listed
 from zsim.io.arguments import described

@@ -23,13 +23,13 @@ from zsim.calibration.data import table
 from zsim.calibration.fitting.fit_steps import solver
 from zsim.calibration.records import Collective
 from zsim.calibration.row_predictions import size_of
-from zsim.cluster.cluster import Generation
 from zsim.cluster.collectives.nccl import durations
 from zsim.cluster.collectives.nccl.algorithms import algorithms
 from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE
 from zsim.cluster.collectives.nccl.communicator import Communicator
 from zsim.cluster.collectives.nccl.constants import CONSTANTS, TORCH_US, Constants
 from zsim.cluster.collectives.nccl.tuner import GENERATIONS
+from zsim.cluster.links import Generation
 
 NOISE = {"large": 0.05, "middle": 0.12, "small": 0.2}
 """Shares by which sources of one machine differ, by size."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from zsim.calibration.nccl_tests.log_row import LogRow
 from zsim.calibration.records import Collective, Skipped
-from zsim.cluster.cluster import ClusterSpec, clusters, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import clusters, load_cluster
 from zsim.cluster.collectives.nccl.communicator import CurveProvenance
 from zsim.cluster.collectives.nccl.constants import TORCH_US
 from zsim.cluster.collectives.nccl.curves import Curves

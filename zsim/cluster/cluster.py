@@ -1,116 +1,22 @@
-"""Clusters: devices, links and nodes from preset files, each number with its source.
+"""Cluster: nodes of devices and links, and the path of a ring over some of its ranks.
 
-The bandwidths of links are what NCCL reaches on them, never data-sheet NVLink. A ClusterSpec is
-small whatever the number of nodes; `zsim.cluster.routes` builds its graph on demand. It knows no
-strategy and no collective.
+A ClusterSpec is small whatever the number of nodes; `zsim.cluster.routes` builds its graph on
+demand. It knows no strategy and no collective.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cache, lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 from zsim.cluster import nic_sharing
-from zsim.cluster.devices import Device, PresetFigure, Provenance, figures_of, load_device, values
+from zsim.cluster.devices import Device, PresetFigure
 from zsim.cluster.file_system import FileSystem
 from zsim.cluster.host import Drives, Host
+from zsim.cluster.links import Links, MeasuredCurve, Nccl, Overheads, SlowRail
 from zsim.cluster.measured_times import MeasuredTimes
-from zsim.errors import ScenarioError
-from zsim.io.units import parse_power
-from zsim.presets import preset_names, preset_table
-
-Generation = Literal["volta", "ampere", "hopper", "blackwell"]
-Fabric = Literal["ib", "roce", "efa", "tcp", "unknown"]
-Processor = Literal["intel", "amd"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """An edge: bytes/s in each direction, and nanoseconds of latency."""
-
-    bandwidth: int
-    latency: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
-    """The kinds of edge. A `fabric` link joins a device and its node's switch, `pcie` a device or
-    NIC and its PCIe switch. A `host` link joins a PCIe switch and host memory, `rail` a NIC and its
-    rail switch.
-
-    Where devices have no link but PCI Express, `fabric` is that link. A ring in the node and the
-    way to a NIC share it.
-    """
-
-    fabric: Link
-    pcie: Link
-    host: Link
-    rail: Link
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overheads:
-    """Nanoseconds to start a collective. Nanoseconds of the host to issue a kernel or a collective,
-    and to run a hook of FSDP. Those to dispatch a DTensor that the optimizer steps on a CPU.
-
-    Where ranks compute on the cores that collectives need too, a collective waits up to `wake` for
-    the operating system to run its threads (`zsim.engine.costs.op_costs.TICK_NS`).
-    """
-
-    collective: int
-    issue_kernel: int
-    issue_collective: int
-    issue_hook: int
-    step_dtensor: int = 0
-    wake: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nccl:
-    """Properties of a node that NCCL's model needs besides its links: GPU generation, kind of
-    network, processors' maker, and links between its GPUs."""
-
-    generation: Generation
-    fabric: Fabric
-    processor: Processor
-    links: Literal["nvlink", "pcie"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredCurve:
-    """The measured time of collectives on this cluster, in place of the generation's curve.
-
-    The `scope` is rings inside a node, the switch's all-reduce, or the network. The time is t =
-    floor + wire/share + Σ added·B/(B + half), with half in bytes. Inside a node floor and added are
-    in microseconds, on a network in multiples of the tuner's latencies. Nine of ten measurements
-    are expected within the share `band` of it for messages from 64 MiB on. That share is
-    `band_middle` from 1 MiB on, and `band_small` below.
-    """
-
-    scope: Literal["ring", "nvls", "network"]
-    collective: str
-    floor: float
-    share: float
-    added: tuple[tuple[float, int], ...]
-    band: float
-    band_middle: float
-    band_small: float
-    provenance: Provenance
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowRail:
-    """One NIC's link that carries only `bandwidth` bytes/s."""
-
-    node: int
-    nic: int
-    bandwidth: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,83 +237,3 @@ class ClusterSpec:
                     *(slow.get((node, nic), slowest[node]) for nic in self.nics_of(rank)),
                 )
         return slowest
-
-
-def clusters() -> tuple[str, ...]:
-    """The names of all cluster presets, sorted."""
-    return preset_names("clusters")
-
-
-@lru_cache(maxsize=16)
-def load_cluster(name: str, *, nodes: int = 1, ranks: int | None = None) -> ClusterSpec:
-    """`nodes` nodes of the preset `name`, with a rank on each device or on the first `ranks` of
-    them.
-
-    A CPU host has as many devices as it has ranks. ScenarioError for an unknown name or for more
-    ranks than devices.
-    """
-    if name not in clusters():
-        near = difflib.get_close_matches(name, clusters(), n=1)
-        hint = f", did you mean {near[0]}?" if near else "; `zsim list clusters` names them"
-        raise ScenarioError((f'cluster.preset: unknown cluster "{name[:60]}"{hint}',))
-    table = _preset(name)
-    return cluster_of(
-        table, name=name, device=load_device(table["device"]), nodes=nodes, ranks=ranks
-    )
-
-
-def cluster_of(
-    table: Mapping[str, Any],
-    *,
-    name: str,
-    device: Device,
-    nodes: int,
-    ranks: int | None,
-    curves: tuple[MeasuredCurve, ...] = (),
-    times: tuple[MeasuredTimes, ...] = (),
-) -> ClusterSpec:
-    """The cluster of a preset's table, which is taken to be right; ScenarioError for more ranks
-    than devices."""
-    per_node = int(table["devices_per_node"])
-    if table["kind"] == "cpu":
-        per_node = -(-(ranks or nodes) // nodes)
-    num_ranks = nodes * per_node if ranks is None else ranks
-    if not 1 <= num_ranks <= nodes * per_node:
-        raise ScenarioError(
-            (f"cluster.ranks: expected 1 to {nodes * per_node}, the devices of {nodes} × {name}, "
-             f"found {num_ranks}",)
-        )
-    figures = figures_of(
-        "", {key: entry for key, entry in table.items() if key not in ("device", "curves")}
-    )
-    host = values(table["host"])
-    if "power" in table:
-        device = replace(device, power=parse_power(table["power"]["value"]))
-    return ClusterSpec(
-        name=name,
-        description=table["description"],
-        kind=table["kind"],
-        collectives=table["collectives"],
-        devices_per_node=per_node,
-        nics_per_node=table["nics_per_node"],
-        num_nodes=nodes,
-        num_ranks=num_ranks,
-        device=device,
-        links=Links(**{kind: Link(**values(link)) for kind, link in table["links"].items()}),
-        host_memory_bandwidth=host.pop("memory_bandwidth"),
-        host=Host(**host),
-        drives=Drives(**values(table["drives"])) if "drives" in table else None,
-        file_system=(
-            FileSystem(**values(table["file_system"])) if "file_system" in table else None
-        ),
-        overheads=Overheads(**values(table["overheads"])),
-        figures=(*device.figures, *figures),
-        nccl=Nccl(**table["nccl"]) if "nccl" in table else None,
-        curves=curves,
-        times=times,
-    )
-
-
-@cache
-def _preset(name: str) -> dict[str, Any]:
-    return preset_table("clusters", name)

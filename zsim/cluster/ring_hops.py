@@ -54,7 +54,7 @@ class Hop:
 def hops(cluster: ClusterSpec, ranks: tuple[int, ...]) -> tuple[Hop, ...]:
     """The hops of the ring over `ranks` in their order, the last of them back to the first rank.
 
-    >>> from zsim.cluster.cluster import load_cluster
+    >>> from zsim.cluster.cluster_presets import load_cluster
     >>> first, *_, last = hops(load_cluster("p4d", nodes=2), tuple(range(16)))
     >>> [use.link for use in first.uses]
     [('node0.gpu0', 'node0.switch'), ('node0.switch', 'node0.gpu1')]

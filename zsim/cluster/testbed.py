@@ -10,7 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from zsim.cluster.cluster import ClusterSpec, Link, Links, SlowRail, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import load_cluster
+from zsim.cluster.links import Link, Links, SlowRail
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.errors import ArgumentError
 

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from zsim.cluster.cluster import ClusterSpec, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.engine.bands import error_bands
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.faults.arrivals import late_ranks

@@ -35,7 +35,9 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
     "optimizers": ("tests/zsim/strategies/test_optimizers.py",),
     "collectives": ("tests/zsim/cluster/test_collectives.py",),
-    "clusters": ("tests/zsim/cluster/test_cluster.py",),
+    "clusters": (
+        "tests/zsim/cluster/test_cluster.py", "tests/zsim/cluster/test_cluster_presets.py",
+    ),
     "allocator": ("tests/zsim/memory/allocator/test_caching_allocator.py",),
     "engine": (
         "tests/zsim/engine/events/test_rank_schedule.py",

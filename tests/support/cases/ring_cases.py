@@ -20,7 +20,9 @@ from tests.support.programs.collectives_at_once import (
     bandwidth_alone,
     op,
 )
-from zsim.cluster.cluster import ClusterSpec, SlowRail, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import load_cluster
+from zsim.cluster.links import SlowRail
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.ring_steps import links
 from zsim.engine.ring_steps.links import SLICE_NBYTES

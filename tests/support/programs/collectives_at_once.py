@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zsim.cluster.cluster import ClusterSpec, Link
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.links import Link
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.events.prepared import Prepared
 from zsim.engine.simulate import simulate_round

@@ -21,7 +21,9 @@ from zsim.analysis.hiding.hide_communication import (
 )
 from zsim.analysis.simulated_step import explain_step
 from zsim.cli.reports import time_report
-from zsim.cluster.cluster import ClusterSpec, Link, MeasuredCurve, SlowRail, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import load_cluster
+from zsim.cluster.links import Link, MeasuredCurve, SlowRail
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.memory.fits import assess_program

@@ -18,7 +18,7 @@ from tests.published.convert import llm_foundry, vtrain
 from tests.support.folders import ROOT
 from zsim import autograd, calibration, cluster, engine, memory
 from zsim.autograd import aten
-from zsim.cluster.cluster import clusters, load_cluster
+from zsim.cluster.cluster_presets import clusters, load_cluster
 from zsim.cluster.collectives.nccl.constants import CONSTANTS
 from zsim.cluster.devices import devices, load_device
 

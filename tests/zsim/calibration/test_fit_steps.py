@@ -22,10 +22,11 @@ from zsim.calibration.data.table import read
 from zsim.calibration.fitting import fit_collectives, fit_steps, planned_steps, write_cluster
 from zsim.calibration.records import CalibrationError, Collective, Step
 from zsim.cli import main
-from zsim.cluster.cluster import MeasuredCurve, load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.cluster.collectives.nccl.curves import CURVES
 from zsim.cluster.collectives.nccl.measured_curves import as_it_is, curves_of, with_curve
 from zsim.cluster.devices import load_device
+from zsim.cluster.links import MeasuredCurve
 from zsim.engine.bands import error_bands
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.cluster.capacity import LeastTime, least
-from zsim.cluster.cluster import ClusterSpec, Fabric, clusters, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import clusters, load_cluster
 from zsim.cluster.collectives import LIBRARIES
+from zsim.cluster.links import Fabric
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.cluster.cluster import load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.engine.bands.error_bands import collective_width
 from zsim.engine.costs.op_costs import Costs

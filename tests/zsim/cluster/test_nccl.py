@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.cluster.cluster import ClusterSpec, Fabric, Generation, clusters, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import clusters, load_cluster
 from zsim.cluster.collectives import LIBRARIES
 from zsim.cluster.collectives.nccl.bands import BETWEEN, MEASURED
 from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE
@@ -17,6 +18,7 @@ from zsim.cluster.collectives.nccl.constants import CONSTANTS
 from zsim.cluster.collectives.nccl.estimate import Communicator, estimate, time_ns
 from zsim.cluster.collectives.nccl.placed import communicator, estimated
 from zsim.cluster.collectives.nccl.tuner import GENERATIONS, Algorithm
+from zsim.cluster.links import Fabric, Generation
 from zsim.errors import ZsimError
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

@@ -10,7 +10,7 @@ import pytest
 
 import zsim
 from zsim.calibration.fitting.write_cluster import preset_tables, toml_of
-from zsim.cluster.cluster import load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.cluster.devices import devices, load_device
 from zsim.engine.bands import error_bands
 from zsim.engine.costs.kernel_time import kernel_ns

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.cluster.cluster import SlowRail, clusters, load_cluster
+from zsim.cluster.cluster_presets import clusters, load_cluster
+from zsim.cluster.links import SlowRail
 from zsim.cluster.ring_hops import hops
 from zsim.cluster.routes import graph
 from zsim.ir.mesh import Mesh

@@ -10,7 +10,9 @@ from dataclasses import replace
 import networkx
 import pytest
 
-from zsim.cluster.cluster import ClusterSpec, SlowRail, clusters, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import clusters, load_cluster
+from zsim.cluster.links import SlowRail
 from zsim.cluster.routes import Route, graph, routes
 from zsim.ir.mesh import Mesh
 
@@ -114,7 +116,7 @@ def test_all_gpus_form_one_connected_graph(name: str, nodes: int) -> None:
 
 def test_loading_a_cluster_does_not_import_networkx() -> None:
     code = (
-        "import sys, zsim.cluster.cluster as h; h.load_cluster('dgx-h100'); sys.exit('networkx' "
-        "in sys.modules)"
+        "import sys, zsim.cluster.cluster_presets as h; h.load_cluster('dgx-h100'); "
+        "sys.exit('networkx' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,7 +11,8 @@ import pytest
 
 from tests.published import errors
 from tests.support.cases.sampling import one_in
-from zsim.cluster.cluster import ClusterSpec, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.cluster.devices import PresetFigure, Provenance
 from zsim.engine.bands import error_bands
 from zsim.engine.bands.error_bands import GROWTH

@@ -7,7 +7,7 @@ import pytest
 from tests.support.folders import SCENARIOS
 from tests.support.programs.hand_made import Plain, compute, program
 from tests.support.programs.longest_path import longest_path
-from zsim.cluster.cluster import load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate import simulate
 from zsim.engine.timeline import Delays

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.cases.sampling import WHOLE
 from tests.support.programs.longest_path import longest_path, unused_waits
-from zsim.cluster.cluster import load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate import simulate
 from zsim.errors import DeadlockError, ProgramError

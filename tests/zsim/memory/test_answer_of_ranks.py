@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.cluster.cluster import load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram

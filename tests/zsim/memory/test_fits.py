@@ -22,7 +22,7 @@ from zsim.analysis.fit.fit import fit, recommend
 from zsim.analysis.fit.fit_table import Candidate
 from zsim.cli.main import main
 from zsim.cli.reports.memory_report import finding
-from zsim.cluster.cluster import load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.io.units import format_bytes
 from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from tests.support.cases.sampling import WHOLE
 from tests.support.programs.small_programs import small_training
-from zsim.cluster.cluster import clusters, load_cluster
+from zsim.cluster.cluster_presets import clusters, load_cluster
 from zsim.cluster.collectives.nccl.buffers import (
     LL,
     LL128,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.programs.small_programs import small_training
-from zsim.cluster.cluster import load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Op
 from zsim.ir.program import Program, RankProgram

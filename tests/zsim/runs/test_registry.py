@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim.cluster.cluster import load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.errors import BackendUnavailableError
 from zsim.ir.ops import MEMORY_KINDS
 from zsim.ir.program import PHASES

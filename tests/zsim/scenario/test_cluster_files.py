@@ -15,8 +15,9 @@ from zsim.calibration.fitting import fit_steps, write_cluster
 from zsim.calibration.fitting.fit_collectives import FittedCurves
 from zsim.calibration.fitting.planned_steps import tuned
 from zsim.cli import main
-from zsim.cluster.cluster import MeasuredCurve, load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.cluster.collectives.nccl.placed import estimated
+from zsim.cluster.links import MeasuredCurve
 from zsim.engine.bands import error_bands
 from zsim.engine.bands.error_bands import calibration
 from zsim.engine.costs.op_costs import Costs

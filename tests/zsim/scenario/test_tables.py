@@ -12,7 +12,7 @@ import pytest
 from tests.support.folders import ROOT
 from zreal.observer.subjects.table import SUBJECTS
 from zsim.autograd.aten.operator_calls import _ELSEWHERE, _OWN
-from zsim.cluster import cluster
+from zsim.cluster import cluster_presets
 from zsim.cluster.collectives import LIBRARIES
 from zsim.ir.laws import program_laws, run_laws
 from zsim.memory.formulas import ZeroStage
@@ -72,11 +72,11 @@ def test_each_preset_is_listed_and_loads():
     files = {file.stem for file in (ROOT / "zsim/presets/models").iterdir()}
     assert files == set(families.presets())
     clusters = {file.stem for file in (ROOT / "zsim/presets/clusters").iterdir()}
-    assert clusters == set(cluster.clusters())
+    assert clusters == set(cluster_presets.clusters())
     for name in families.presets():
         assert families.preset(name).source
-    for name in cluster.clusters():
-        assert cluster.load_cluster(name).name == name
+    for name in cluster_presets.clusters():
+        assert cluster_presets.load_cluster(name).name == name
 
 
 def figures(table: dict[str, object]) -> list[dict[str, object]]:

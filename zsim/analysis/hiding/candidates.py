@@ -14,7 +14,8 @@ from functools import reduce
 from itertools import combinations
 
 from zsim.analysis.alternatives import assignment
-from zsim.cluster.cluster import ClusterSpec, Link
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.links import Link
 from zsim.models import wrapping
 from zsim.scenario.derived import derived
 from zsim.scenario.scenario import Scenario

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from zsim.calibration.data import measurements
 from zsim.calibration.records import CalibrationError, Collective, Skipped, Step
-from zsim.cluster.cluster import clusters
+from zsim.cluster.cluster_presets import clusters
 
 
 @dataclass(slots=True, kw_only=True)

@@ -32,11 +32,11 @@ from zsim.calibration import impossible
 from zsim.calibration.collectives import group_of, predict
 from zsim.calibration.fitting.fit_steps import solver
 from zsim.calibration.records import Collective, Skipped
-from zsim.cluster.cluster import MeasuredCurve, Nccl
 from zsim.cluster.collectives.nccl.bands import LARGE, MIDDLE, CurveBand
 from zsim.cluster.collectives.nccl.curves import CURVES, Curves
 from zsim.cluster.collectives.nccl.estimate import algorithms
 from zsim.cluster.collectives.nccl.measured_curves import as_it_is, with_curve
+from zsim.cluster.links import MeasuredCurve, Nccl
 
 NOISE = 0.03
 """Share by which repeated nccl-tests runs of one system differ at middle sizes. Below 1 MiB it is

@@ -15,9 +15,9 @@ from statistics import median
 from zsim.calibration.fitting.fit_collectives import FittedCurves
 from zsim.calibration.fitting.fit_steps import Fitted
 from zsim.calibration.fitting.planned_steps import Case
-from zsim.cluster.cluster import MeasuredCurve
 from zsim.cluster.collectives.nccl.curves import CURVES
 from zsim.cluster.collectives.nccl.measured_curves import as_it_is
+from zsim.cluster.links import MeasuredCurve
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.errors import Caveat, listed

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from zsim.calibration.machine import device_file, machine_file, shaped
-from zsim.cluster.cluster import ClusterSpec, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.errors import ArgumentError, ZsimError
 from zsim.io.arguments import choice_of, path_of
 from zsim.io.files import obstacle

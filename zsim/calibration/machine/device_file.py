@@ -16,7 +16,8 @@ from zsim.calibration.fitting.write_cluster import Stamp, scaled
 from zsim.calibration.machine import machine_file
 from zsim.calibration.machine.device_fit import FittedConstant, FittedDevice
 from zsim.calibration.machine.fit import MachineError
-from zsim.cluster.cluster import ClusterSpec, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.cluster.devices import devices, is_called, load_device
 from zsim.errors import listed
 from zsim.presets import preset_table

@@ -62,7 +62,7 @@ class Inbox:
 class RoundTrip:
     """One collective while its chunks go round.
 
-    >>> from zsim.cluster.cluster import load_cluster
+    >>> from zsim.cluster.cluster_presets import load_cluster
     >>> from zsim.cluster.ring_hops import hops
     >>> from zsim.engine.costs.op_costs import Costs
     >>> from zsim.engine.ring_steps.plan import ring_plan

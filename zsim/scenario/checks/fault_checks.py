@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeGuard
 
-from zsim.cluster.cluster import ClusterSpec, SlowRail
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.links import SlowRail
 from zsim.engine.faults.fault import (
     AT_OPS,
     FAULT_KINDS,

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from zsim.cluster.cluster import clusters
+from zsim.cluster.cluster_presets import clusters
 from zsim.models.families import FAMILIES, presets
 from zsim.scenario.expect import FIGURES
 from zsim.scenario.keys.fault_tables import FAULT_TABLES

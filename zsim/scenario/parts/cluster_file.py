@@ -13,8 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.cluster.cluster import ClusterSpec, MeasuredCurve, cluster_of
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import cluster_of
 from zsim.cluster.devices import device_of, devices, load_device, power_problem
+from zsim.cluster.links import MeasuredCurve
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.errors import ScenarioError
 from zsim.io import limits

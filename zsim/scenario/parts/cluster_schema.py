@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, Field, create_model, model_validator
 
-from zsim.cluster.cluster import Fabric, Generation, Link, Links, Overheads, Processor
 from zsim.cluster.collectives import LIBRARIES
 from zsim.cluster.devices import OF_SOME, AttentionRate, Device, Provenance, Runtime, parsed
 from zsim.cluster.file_system import FileSystem
 from zsim.cluster.host import Drives, Host
+from zsim.cluster.links import Fabric, Generation, Link, Links, Overheads, Processor
 from zsim.engine.execution import AttentionKernels
 from zsim.errors import ZsimError
 from zsim.io.units import parse_bytes, parse_fraction, parse_time

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from zsim.cluster.capacity import NIC_ON_SHEET
-from zsim.cluster.cluster import ClusterSpec, clusters, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import clusters, load_cluster
 from zsim.cluster.devices import devices, load_device, power_problem
 from zsim.errors import ScenarioError, ZsimError
 from zsim.io.units import format_rate, parse_power, parse_rate

@@ -12,7 +12,8 @@ from hypothesis import assume, note
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from zsim.cluster.cluster import ClusterSpec, clusters, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import clusters, load_cluster
 from zsim.ir.program import Program
 from zsim.models.spec import ModelSpec
 from zsim.scenario.plan import planned

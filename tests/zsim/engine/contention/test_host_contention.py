@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.cluster.cluster import ClusterSpec, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate import simulate
 from zsim.ir.mesh import Mesh

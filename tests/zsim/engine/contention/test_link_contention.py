@@ -10,7 +10,8 @@ from itertools import count
 
 import pytest
 
-from zsim.cluster.cluster import SlowRail, load_cluster
+from zsim.cluster.cluster_presets import load_cluster
+from zsim.cluster.links import SlowRail
 from zsim.engine.contention.link_contention import SharedLinks, contended
 from zsim.engine.contention.max_min_fairness import speeds
 from zsim.engine.costs.op_costs import Costs

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.cases.sampling import collectives
-from zsim.cluster.cluster import load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.cluster.devices import load_device
 from zsim.engine.costs import kernel_time
 from zsim.engine.costs.op_costs import Costs

@@ -8,7 +8,7 @@ from math import ceil
 import pytest
 
 import zsim
-from zsim.cluster.cluster import load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.cluster.devices import load_device
 from zsim.engine.costs import float8
 from zsim.engine.costs.kernel_time import kernel_ns, problems, product_s

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.cluster.cluster import Generation, load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.cluster.collectives.nccl import estimate
 from zsim.cluster.collectives.nccl.estimate import Communicator
 from zsim.cluster.collectives.nccl.placed import communicator
 from zsim.cluster.devices import Device, load_device
+from zsim.cluster.links import Generation
 from zsim.engine.costs.interference import (
     FAIR_SHARE,
     LARGEST_SHARE,

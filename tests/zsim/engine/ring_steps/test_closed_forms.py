@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.support.folders import SCENARIOS
 from tests.support.programs.collectives_at_once import alike, as_flows, as_steps, op
-from zsim.cluster.cluster import SlowRail, clusters, load_cluster
+from zsim.cluster.cluster_presets import clusters, load_cluster
+from zsim.cluster.links import SlowRail
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.ring_steps.step_times import step_times
 from zsim.engine.ring_steps.work import closed_forms

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.support.programs.collectives_at_once import alike, as_flows, as_steps, op
-from zsim.cluster.cluster import ClusterSpec, Link, SlowRail, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import load_cluster
+from zsim.cluster.links import Link, SlowRail
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.ring_steps import links
 from zsim.engine.timeline import Delays, Timeline

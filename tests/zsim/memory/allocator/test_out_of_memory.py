@@ -16,7 +16,7 @@ from zsim.analysis.fit.fit_table import Candidate
 from zsim.analysis.hiding.hide_communication import Change, hiding
 from zsim.cli.main import main
 from zsim.cli.reports.memory_report import print_advice, verdict_words
-from zsim.cluster.cluster import load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Op
 from zsim.ir.program import Program, RankProgram

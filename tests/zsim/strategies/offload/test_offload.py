@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.cluster.cluster import load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.engine.costs.op_costs import Costs
 from zsim.ir.host_ledger import replay_host
 from zsim.ir.ledger_replay import replay

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.zsim.strategies.offload.test_offloaded_zero import COUNTER, scenario, shards, step_ns
-from zsim.cluster.cluster import Drives
+from zsim.cluster.host import Drives
 from zsim.engine.bands.error_bands import QUEUED_DRIVES
 from zsim.engine.costs.host_work import queued_rate
 from zsim.errors import ScenarioError

@@ -22,7 +22,7 @@ from tests.support.programs.small_programs import (
 from tests.support.published_runs import kept_and_peak_activations, scenario
 from zsim.api import simulate
 from zsim.autograd.lowering.lower_model import lower
-from zsim.cluster.cluster import load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.cluster.collectives import ring
 from zsim.cluster.devices import load_device
 from zsim.engine.costs.op_costs import Costs

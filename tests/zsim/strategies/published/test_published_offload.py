@@ -14,7 +14,8 @@ from dataclasses import replace
 import pytest
 
 from tests.support.folders import ROOT
-from zsim.cluster.cluster import ClusterSpec, load_cluster
+from zsim.cluster.cluster import ClusterSpec
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.engine.costs.op_costs import Costs
 from zsim.ir.run import RunRecord, band_of
 from zsim.models.training_options import Offload, Optimizer

@@ -14,7 +14,8 @@ import pytest
 from tests.support.closed_forms import MIXED_ADAM
 from tests.support.published_runs import kept_and_peak_activations, scenario
 from zsim.api import simulate
-from zsim.cluster.cluster import Link, load_cluster
+from zsim.cluster.cluster_presets import load_cluster
+from zsim.cluster.links import Link
 from zsim.engine.costs.op_costs import Costs
 from zsim.ir.ops import Kernel
 from zsim.memory.formulas import StateBytes, model_state_bytes

@@ -27,7 +27,7 @@ from tests.support.programs.small_programs import (
     small_training,
     steady,
 )
-from zsim.cluster.cluster import load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.cluster.collectives import ring
 from zsim.io.units import parse_rate
 from zsim.ir.mesh import Mesh

@@ -16,7 +16,7 @@ from zsim.calibration.records import MeasurementError, Skipped
 from zsim.calibration.row_predictions import Predicted
 from zsim.cli import outputs
 from zsim.cli.terminal import progress, say, tell, write_json
-from zsim.cluster.cluster import load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.errors import ZsimError
 from zsim.io.units import format_bytes
 

@@ -28,7 +28,7 @@ from zsim.cli.commands.calibration import calibrate_here
 from zsim.cli.commands.calibration.accuracy import by_reason
 from zsim.cli.inputs import UsageError
 from zsim.cli.terminal import progress, say, tell, warn, write_json, wrote
-from zsim.cluster.cluster import load_cluster
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.io import files
 
 USUAL = "dgx-h100"

@@ -64,10 +64,10 @@ def _models() -> Iterator[Row]:
 
 
 def _clusters() -> Iterator[Row]:
-    from zsim.cluster import cluster
+    from zsim.cluster import cluster_presets
 
-    for name in cluster.clusters():
-        yield name, cluster.load_cluster(name).description
+    for name in cluster_presets.clusters():
+        yield name, cluster_presets.load_cluster(name).description
 
 
 def _devices() -> Iterator[Row]:

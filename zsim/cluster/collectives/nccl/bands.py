@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
 
-from zsim.cluster.cluster import Fabric, Generation
 from zsim.cluster.collectives.nccl.communicator import Communicator, CurveProvenance
 from zsim.cluster.collectives.nccl.tuner import Algorithm
+from zsim.cluster.links import Fabric, Generation
 
 MIB = 2**20
 LARGE, MIDDLE = 64 * MIB, MIB

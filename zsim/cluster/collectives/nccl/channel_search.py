@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.cluster.cluster import Generation, Processor
 from zsim.cluster.collectives.nccl.tuner import Graph, System
+from zsim.cluster.links import Generation, Processor
 
 NVLINK_GB_S: dict[Generation, float] = {
     "volta": 120.0, "ampere": 240.0, "hopper": 370.8, "blackwell": 721.8

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from zsim.cluster.cluster import Fabric, Generation, Processor
 from zsim.cluster.collectives.nccl.tuner import Algorithm, Protocol
+from zsim.cluster.links import Fabric, Generation, Processor
 
 CurveProvenance = Literal["calibrated", "published", "assumed"]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zsim.cluster.cluster import Fabric, Generation
+from zsim.cluster.links import Fabric, Generation
 
 TORCH_US = 8.5
 """µs that a collective through torch takes more than in nccl-tests: 38.5 against 30 µs, 8 H200

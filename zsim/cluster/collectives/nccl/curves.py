@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from zsim.cluster.cluster import Generation, MeasuredCurve
 from zsim.cluster.collectives.nccl.communicator import Communicator
 from zsim.cluster.collectives.nccl.constants import CONSTANTS, Constants
 from zsim.cluster.collectives.nccl.tuner import Algorithm
+from zsim.cluster.links import Generation, MeasuredCurve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

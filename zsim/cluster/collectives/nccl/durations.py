@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zsim.cluster.cluster import Generation
 from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE, nvls_graph
 from zsim.cluster.collectives.nccl.communicator import Communicator
 from zsim.cluster.collectives.nccl.constants import Constants
@@ -32,6 +31,7 @@ from zsim.cluster.collectives.nccl.tuner import (
     tree_bus_gb_s,
     tree_dip,
 )
+from zsim.cluster.links import Generation
 
 KIB, MIB = 2**10, 2**20
 CTAS: dict[Generation, tuple[int, int, int]] = {

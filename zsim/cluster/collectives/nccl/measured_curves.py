@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from zsim.cluster.cluster import ClusterSpec, MeasuredCurve, Nccl
+from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives.nccl import durations
 from zsim.cluster.collectives.nccl.algorithms import algorithms
 from zsim.cluster.collectives.nccl.bands import CARRIED_OVER, CurveBand, band
@@ -19,6 +19,7 @@ from zsim.cluster.collectives.nccl.communicator import Communicator, CurveProven
 from zsim.cluster.collectives.nccl.constants import CONSTANTS
 from zsim.cluster.collectives.nccl.curves import Curves
 from zsim.cluster.collectives.nccl.tuner import GENERATIONS, HOPS, Algorithm, latency_us
+from zsim.cluster.links import MeasuredCurve, Nccl
 
 PROVENANCES: dict[str, CurveProvenance] = {
     "measured": "calibrated", "calibrated": "calibrated", "published": "published"

@@ -17,7 +17,7 @@ from itertools import pairwise
 from math import log2
 from typing import Literal
 
-from zsim.cluster.cluster import Generation, Processor
+from zsim.cluster.links import Generation, Processor
 
 Algorithm = Literal["ring", "tree", "nvls", "nvls_tree", "pat"]
 Protocol = Literal["LL", "LL128", "Simple"]
