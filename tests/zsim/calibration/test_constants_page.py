@@ -146,7 +146,7 @@ def test_every_key_of_a_preset_has_a_row_and_every_row_a_key() -> None:
 
 @pytest.mark.parametrize("key", sorted(preset_keys()))
 def test_values_of_presets_are_those_of_the_page(key: str) -> None:
-    for spec, written in zip((A100, H100), ROWS[key], strict=False):
+    for spec, written in zip((A100, H100), ROWS[key][:2], strict=True):
         known = {figure.key: figure.text for figure in (*spec.device.figures, *spec.figures)}
         assert known.get(key, "") == written
 
