@@ -283,12 +283,18 @@ def test_buckets_hold_every_parameter_once_in_the_order_of_ready_gradients(
     )
 
 
-def test_without_a_cap_the_first_bucket_is_small() -> None:
-    case = training("gpt-small") if "gpt-small" in MODELS else training("gpt-tiny")
-    nbytes = [sum(p.numel for p in bucket) * 4 for bucket in ddp.buckets(case, ddp.Options())]
+@pytest.mark.parametrize(("model", "number"), [("gpt-small", 2), ("gpt-2-124m", 13)])
+def test_without_a_cap_the_first_bucket_is_small(model: str, number: int) -> None:
+    """A bucket closes with the parameter by which it reaches 1 MiB, and 25 MiB after the first."""
+    case = training(model)
+    *closed, rest = (
+        [p.numel * 4 for p in bucket] for bucket in ddp.buckets(case, ddp.Options())
+    )
+    caps = [ddp.MIB] + [25 * ddp.MIB] * (len(closed) - 1)
 
-    assert nbytes[:-1] == [size for size in nbytes[:-1] if size >= ddp.MIB]
-    assert sum(nbytes) == case.model.num_parameters * 4
+    assert len(closed) == number - 1
+    assert all(sum(b[:-1]) < cap <= sum(b) for b, cap in zip(closed, caps, strict=True))
+    assert sum(map(sum, closed)) + sum(rest) == case.model.num_parameters * 4
 
 
 @given(st.sampled_from(MODELS), st.integers(1, 7))
