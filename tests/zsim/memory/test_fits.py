@@ -529,17 +529,3 @@ def test_a_ridge_ends_with_its_part_to_which_what_comes_before_its_compute_count
     ]
     backward = max(part.peak_bytes for part in record.parts if part.name == "backward")
     assert max(nbytes for label, nbytes in peaks if label.startswith("backward")) == backward
-
-
-def test_a_recommendation_that_is_not_the_fastest_says_which_is_and_why_that_is_not_taken() -> None:
-    fitted = fit(parse(SCENARIO_OF_FSDP2.encode(), where="fit.toml"))
-    assert fitted.recommended is not None
-    fastest = min(
-        (each for each in fitted.candidates if each.memory.verdict == "FITS"),
-        key=lambda each: each.step_time_ns,
-    )
-    if fastest is fitted.recommended:
-        assert "the fastest of " in fitted.reason
-    else:
-        assert f"; {fastest.name}, with " in fitted.reason
-        assert "to gain less than 2 %" in fitted.reason
