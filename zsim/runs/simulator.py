@@ -8,7 +8,7 @@ asked otherwise.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from zsim.cluster.cluster import ClusterSpec
@@ -218,7 +218,7 @@ def _ranks(
     phases: dict[int, Phases] = {}  # by identity: faults make kinds whose Programs are alike
     spans: dict[int, tuple[Span, ...]] = {}
     alike: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[Span, ...]] = {}
-    payloads = [_payloads(kind.steady) for kind in program.ranks]
+    payloads = {id(ops): _payloads(ops) for ops in program.steps}
     for rank in shown:
         kind = program.assignment[rank]
         times = timeline.ranks[timeline.representatives[rank]]
@@ -236,9 +236,9 @@ def _ranks(
             stands_for=count,
             phases=phases[id(program.of_rank(rank))],
             spans=spans[rank],
-            bytes_sent=max(
-                _bytes_sent(payloads[program.assignment[rank]], program.mesh, like, costs)
-                for like in (*alike_to[rank][:MOST_SENDERS], *alike_to[rank][-MOST_SENDERS:])
+            bytes_sent=_bytes_sent(
+                payloads[id(program.of_rank(rank).steady)], program.mesh, costs,
+                ranks={*alike_to[rank][:MOST_SENDERS], *alike_to[rank][-MOST_SENDERS:]},
             ),
         )
         for rank, count in shown.items()
@@ -327,17 +327,19 @@ def _payloads(ops: tuple[Op, ...]) -> Payloads:
     return Counter((op.kind, op.nbytes, op.group, op.root) for op in ops if op.kind in COLLECTIVES)
 
 
-def _bytes_sent(payloads: Payloads, mesh: Mesh, rank: int, costs: Costs) -> int:
-    groups = {group for _, _, group, _ in payloads}
-    sizes, places = (
-        {group: of(group) for group in groups}
-        for of in (mesh.size, lambda group: mesh.position(group, rank))
-    )
-    return sum(
-        count
-        * costs.bytes_sent(kind, nbytes, group_size=sizes[group], rank=places[group], root=root)
-        for (kind, nbytes, group, root), count in payloads.items()
-    )
+def _bytes_sent(payloads: Payloads, mesh: Mesh, costs: Costs, *, ranks: Iterable[int]) -> int:
+    """The most bytes that any of `ranks` sends."""
+    sizes = {group: mesh.size(group) for _, _, group, _ in payloads}
+    most = 0
+    for rank in ranks:
+        positions = {group: mesh.position(group, rank) for group in sizes}
+        most = max(most, sum([
+            count * costs.bytes_sent(
+                kind, nbytes, group_size=sizes[group], rank=positions[group], root=root
+            )
+            for (kind, nbytes, group, root), count in payloads.items()
+        ]))
+    return most
 
 
 def _of_rings(program: Program, costs: Costs) -> dict[str, str]:

@@ -38,9 +38,11 @@ class Prepared:
             from zsim.engine.ring_steps.rings import Rings  # start-up: few steps need networkx
 
             self.rings = Rings(program, stepwise, contention=contention)
-        schedules = {
-            id(ops): RankSchedule(ops, launch_queue=costs.launch_queue) for ops in program.steps
-        }
+        schedules = dict[int, RankSchedule]()
+        for ops in program.steps:
+            schedule = RankSchedule(ops, launch_queue=costs.launch_queue)
+            schedule.share_segments(schedules.values())
+            schedules[id(ops)] = schedule
         alone = {key: _alone(schedule, costs) for key, schedule in schedules.items()}
         self.schedules = [schedules[id(rank.steady)] for rank in program.ranks]
         self.alone = [alone[id(rank.steady)] for rank in program.ranks]

@@ -13,7 +13,7 @@ then each resumption of the host after it has awaited ops.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from zsim.ir.ops import COLLECTIVES, STREAMS, Op, Stream, leaves_device
@@ -82,6 +82,13 @@ class RankSchedule:
         self.arrivals: dict[int, Arrival] = {}
         self._frontiers: dict[tuple[int, ...], Frontier] = {}
         self._add_ops(awaited_by_host(ops, launch_queue))
+
+    def share_segments(self, others: Iterable[RankSchedule]) -> None:
+        """Have the segments of a schedule among `others` whose events follow in the same way."""
+        for other in others:
+            if other.events == self.events and other.arrivals == self.arrivals:
+                self.arrivals, self._frontiers = other.arrivals, other._frontiers
+                return
 
     @property
     def num_events(self) -> int:

@@ -3,6 +3,7 @@ all that it needs."""
 
 import gc
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -104,3 +105,21 @@ def test_objects_that_the_caller_froze_stay_frozen():
     with uncollected():
         pass
     assert all(each is not mine for each in gc.get_objects())  # which lists none that is frozen
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_shared"), [({"kernels": ()}, True), ({"waits": ()}, False)]
+)
+def test_schedules_share_segments_where_events_follow_alike(changed, is_shared):
+    ops = planned("parity/ddp-gpt-4-accumulate-every")
+    first = RankSchedule(ops, launch_queue=0)
+    last = max(
+        op.index for op in ops
+        if op.stream == "compute" and any(ops[wait].stream != "compute" for wait in op.waits)
+    )
+    others = tuple(replace(op, **changed) if op.index == last else op for op in ops)
+    second = RankSchedule(others, launch_queue=0)
+    second.share_segments([first])
+    frontiers = [walked(schedule, min)[2] for schedule in (first, second)]
+    assert (frontiers[0] is frontiers[1]) == is_shared
+    assert second.ops == others
