@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-CheckpointFormat = Literal["sharded", "consolidated", "deepspeed"]
+CheckpointFormat = Literal["sharded", "consolidated", "deepspeed", "universal"]
+OF_DEEPSPEED: tuple[CheckpointFormat, ...] = ("deepspeed", "universal")
+"""Formats that DeepSpeed's engine writes, or that are made of its files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,12 +18,17 @@ class Checkpoint:
     """
 
     format: CheckpointFormat = "sharded"
-    """torch DCP's, a file of each rank; or whole tensors in one file of rank 0; or DeepSpeed's."""
+    """torch DCP's, a file of each rank; or whole tensors in one file of rank 0; or DeepSpeed's.
+    The universal one is made of those by ds_to_universal."""
     asynchronous: bool = False
     """A sharded one is copied to host memory first, and written beside training."""
     cpu_offload: bool = True
     """Whole tensors of a consolidated one go to rank 0's host memory; else all devices keep them.
     """
+    extract_workers: int = 4
+    """Processes of ds_to_universal that cut ranks' files into parameters, as it has by default."""
+    merge_workers: int = 2
+    """Processes of it that put parameters together."""
     every_steps: int | None = None
     every_ns: int | None = None
     mean_time_between_failures_ns: int | None = None

@@ -59,6 +59,6 @@ STRATEGY = Strategy(
     problems=engine_options.problems, model_problems=engine_options.model_problems,
     steps_two_bytes=False, masters_of_cast=True, hooks=True, syncs=("every",), sums_losses=False,
     elsewhere=config_keys.OF_REPLICAS, num_distinct_ranks=num_distinct_ranks,
-    num_groups=num_groups, saves="engine",
+    num_groups=num_groups, saves="engine", reorders=lambda options: options.round_robin_gradients,
     offloadable=("optimizer",), pinned=pinned,
 )

@@ -163,6 +163,8 @@ class Strategy:
     saves: Literal["parameters", "buffers", "engine", ""] = ""
     """Tensors of its checkpoints: one for each parameter, or for each flat buffer, or those of
     DeepSpeed's engine alone; "" where its state dicts are not modelled."""
+    reorders: Callable[[Any], bool] = _never
+    """`reorders(options)`: its flat buffer has parameters in another order than the model."""
     stepped: Callable[[Any, Sequence[int], int], Sequence[int]] = _each_by_itself
     """`stepped(options, numels, num_shards)`: the first parameter of each tensor that the optimizer
     steps, of parameters with so many elements."""

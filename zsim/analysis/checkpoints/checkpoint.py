@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from zsim.analysis.checkpoints.conversion import Conversion, conversion
 from zsim.analysis.checkpoints.files.file_reads import FileRead, file_reads
 from zsim.analysis.checkpoints.files.formats import (
     CheckpointFile,
@@ -15,6 +16,7 @@ from zsim.analysis.checkpoints.files.formats import (
     rank_tensors,
     saved_state,
 )
+from zsim.analysis.checkpoints.files.universal import universal_files, universal_reads
 from zsim.analysis.checkpoints.load import LOADS, SMALL
 from zsim.analysis.checkpoints.phase import CheckpointPhase, phase_of
 from zsim.analysis.checkpoints.program import RankFiles, program_of
@@ -25,6 +27,7 @@ from zsim.errors import ScenarioError
 from zsim.ir.host_ledger import replay_host
 from zsim.ir.ledger_replay import replay
 from zsim.ir.program import Program
+from zsim.models.saving import CheckpointFormat
 from zsim.scenario.checks import checkpoint_checks
 from zsim.scenario.derived import derived
 from zsim.scenario.plan import planned
@@ -44,6 +47,8 @@ class CheckpointReport:
     files: tuple[CheckpointFile, ...]
     save: CheckpointPhase
     load: CheckpointPhase
+    conversion: Conversion | None = None
+    """Between the two, of a universal checkpoint, whose files are told."""
     reads: tuple[tuple[FileRead, ...], ...]
 
     @property
@@ -61,26 +66,32 @@ def checkpoint(scenario: Scenario, *, to_ranks: int | None = None) -> Checkpoint
     if problems := tuple(checkpoint_checks.problems(scenario)):
         raise ScenarioError(tuple(f"{scenario.name}: {problem}" for problem in problems))
     state = saved_state(scenario)
-    if (number := state.num_ranks * sum(1 for _ in state.pairs())) > MOST_TENSORS:
+    loading = scenario if to_ranks is None else _on(scenario, to_ranks)
+    wanted = saved_state(loading)
+    most = max(state.num_ranks, wanted.num_ranks)
+    if (number := most * sum(1 for _ in state.pairs())) > MOST_TENSORS:
         raise CheckpointError(
             where="checkpoint",
             expected=f"at most {MOST_TENSORS:,} tensors of all ranks, to be done in seconds",
             found=f"{number:,}", remedy="take fewer ranks, or fewer layers (model.num_layers)",
         )
-    loading = scenario if to_ranks is None else _on(scenario, to_ranks)
-    wanted = saved_state(loading)
     if scenario.checkpoint.format == "deepspeed" and wanted.num_shards != state.num_shards:
         raise CheckpointError(
             where="--to-ranks", expected=f"{state.num_shards}, the ranks that saved it",
             found=str(to_ranks),
             remedy="DeepSpeed loads optimizer states on as many data-parallel ranks only; "
-                   "ds_to_universal makes a universal checkpoint, which any number loads "
-                   "(checkpoint.load_universal)",
+                   'any number loads checkpoint.format = "universal", which ds_to_universal makes',
         )
     tensors = rank_tensors(scenario, state)
-    reads = _reads(scenario, state, tensors, wanted)
+    written, converted = files(scenario, state, tensors), None
+    if scenario.checkpoint.format == "universal":
+        own, written = written, universal_files(scenario, state, tensors[0])
+        converted = conversion(scenario, state, own, written)
+        reads = universal_reads(written, wanted)
+    else:
+        reads = _reads(scenario, state, tensors, wanted)
     return CheckpointReport(
-        scenario=scenario, files=files(scenario, state, tensors), reads=reads,
+        scenario=scenario, files=written, reads=reads, conversion=converted,
         save=phase_of(scenario, _save(scenario, state, tensors), "save"),
         load=phase_of(loading, _load(loading, wanted, reads), "load"),
     )
@@ -152,13 +163,16 @@ def _load(
         lambda rank: load(
             RankFiles(num_ranks=state.num_ranks, on_device=on_device), state, reads[rank], rank
         ),
-        moved=[_sizes(own) for own in reads],
+        moved=[_sizes(own, scenario.checkpoint.format) for own in reads],
         held=_held(scenario),
     )
 
 
-def _sizes(own: Sequence[FileRead]) -> tuple[int, ...]:
-    """The sizes of reads, large ones in order and small ones in sum, as `load` issues them."""
+def _sizes(own: Sequence[FileRead], form: CheckpointFormat) -> tuple[int, ...]:
+    """The sizes of reads, large ones in order and small ones in sum, as `load` issues them; of a
+    universal checkpoint all in order."""
+    if form == "universal":
+        return tuple([size for read in own for size in (read.nbytes, read.used)])
     large = [size for read in own if read.nbytes > SMALL for size in (read.nbytes, read.used)]
     return (*large, sum(read.nbytes for read in own if read.nbytes <= SMALL))
 

@@ -13,6 +13,7 @@ from zsim.analysis.checkpoints.files.file_reads import FileRead
 from zsim.analysis.checkpoints.program import PLANNED_NBYTES, RankFiles, pageable
 from zsim.analysis.checkpoints.save import COPIED_AHEAD
 from zsim.analysis.checkpoints.state import TrainingState
+from zsim.analysis.checkpoints.universal_load import load_universal
 from zsim.ir.buffers import Buffer, numbered
 from zsim.ir.ops import Alloc, Free, HostEvent
 from zsim.models.saving import CheckpointFormat
@@ -99,5 +100,6 @@ def _deepspeed(
 
 LOADS: Mapping[CheckpointFormat, Loads] = {
     "sharded": _sharded, "consolidated": _consolidated, "deepspeed": _deepspeed,
+    "universal": load_universal,
 }
 """The ops of a rank that loads, by format."""

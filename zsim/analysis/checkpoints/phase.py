@@ -69,7 +69,7 @@ def phase_of(scenario: Scenario, program: Program, name: str) -> CheckpointPhase
     if needed.on_device == "OOM":
         raise _device_error(scenario, program, name, needed)
     if needed.host is not None and needed.host.verdict == "OOM":
-        raise _host_error(cluster, name, needed.host)
+        raise _host_error(scenario, name, needed.host)
     memory = CheckpointMemory(
         device_bytes=max(
             replay(rank, timeline=False)["steady"].peak_bytes for rank in program.ranks
@@ -114,13 +114,25 @@ def _device_error(
     )
 
 
-def _host_error(cluster: ClusterSpec, name: str, needed: HostMemory) -> CheckpointMemoryError:
+def _host_error(scenario: Scenario, name: str, needed: HostMemory) -> CheckpointMemoryError:
+    remedy = (
+        'format = "sharded" leaves each rank its own part, and needs least without asynchronous'
+    )
+    if name == "convert":
+        remedy = (
+            "checkpoint.extract_workers and merge_workers are the processes that hold a rank's "
+            "file, or a parameter, each"
+        )
+    elif scenario.checkpoint.format == "universal":
+        remedy = (
+            "stage 3 holds all float32 weights on each rank, stages 1 and 2 a part; "
+            'format = "deepspeed" loads on as many ranks'
+        )
     return CheckpointMemoryError(
         where=f"checkpoint: {name}: OOM",
         expected=f"host memory for {needed.offloaded_bytes:,} B on one node",
-        found=f"{needed.capacity_bytes:,} B in {cluster.name}",
-        remedy='format = "sharded" leaves each rank its own part, and needs least without '
-               "asynchronous",
+        found=f"{needed.capacity_bytes:,} B in {scenario.cluster.name}",
+        remedy=remedy,
     )
 
 

@@ -17,6 +17,8 @@ from zsim.ir.program import Program, RankProgram
 from zsim.strategies.building.step_builder import StepBuilder
 
 STATE = Buffer("state")
+MOST_AT_ONCE = 10**9
+"""Bytes from which on reads and writes in sequence are issued."""
 PLANNED_NBYTES = 300
 """Bytes of a tensor in the plans that ranks exchange. DCP's file of metadata has 280 B for each
 tensor of a rank (measured on gloo)."""
@@ -81,6 +83,48 @@ class RankFiles:
             "copy", unit, stream="files", waits=waits, host=host,
             kernels=_kernels(operator, nbytes, "files"),
         )
+
+
+@dataclass(slots=True, kw_only=True)
+class InSequence:
+    """Reads, copies and writes of one process, one after the other, and what they need of host
+    memory. Many small ones are one op of each kind, as nothing overlaps."""
+
+    ops: RankFiles
+    unit: str
+    host: list[HostEvent] = field(default_factory=list)
+    read: int = 0
+    copied: int = 0
+    loaded: int = 0
+    written: int = 0
+
+    def add(
+        self, *host: HostEvent, read: int = 0, copied: int = 0, loaded: int = 0, written: int = 0
+    ) -> None:
+        """Bytes that are read, copied in host memory, loaded to the device, and written."""
+        self.host += host
+        self.read, self.copied = self.read + read, self.copied + copied
+        self.loaded, self.written = self.loaded + loaded, self.written + written
+        if self.read + self.copied + self.loaded + self.written >= MOST_AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Issue what has been added so far."""
+        ops, unit = self.ops, self.unit
+        if self.host:
+            ops.step.issue("free", unit, stream="host", waits=ops.after(), host=tuple(self.host))
+        if self.read:
+            ops.last = ops.files("read", unit, self.read, waits=ops.after())
+        if self.copied:
+            kernels = _kernels("copy", 2 * self.copied, "host")
+            ops.last = ops.step.issue(
+                "copy", unit, stream="to_host", waits=ops.after(), kernels=kernels
+            )
+        if self.loaded:
+            ops.last = ops.to_device(unit, self.loaded, waits=ops.after())
+        if self.written:
+            ops.last = ops.files("write", unit, self.written, waits=ops.after())
+        self.host, self.read, self.copied, self.loaded, self.written = [], 0, 0, 0, 0
 
 
 @lru_cache(maxsize=4096)

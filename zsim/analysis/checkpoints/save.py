@@ -153,5 +153,6 @@ def _one_by_one(ops: RankFiles, tensors: Sequence[StateTensor], unit: str) -> No
 
 SAVES: Mapping[CheckpointFormat, Saves] = {
     "sharded": _sharded, "consolidated": _consolidated, "deepspeed": _deepspeed,
+    "universal": _deepspeed,
 }
 """The ops of a rank that saves, by format."""

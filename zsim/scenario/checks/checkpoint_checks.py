@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zsim.errors import listed
+from zsim.models.saving import OF_DEEPSPEED
 from zsim.strategies import STRATEGIES
 
 
@@ -18,16 +19,18 @@ def problems(parts: Any) -> Iterator[str]:
             f"checkpoint: expected strategy {listed(modelled)}, found {parts.strategy}, whose "
             f"state dicts are not modelled"
         )
-    if checkpoint.format == "deepspeed" and strategy.saves == "parameters":
+    if checkpoint.format in OF_DEEPSPEED and strategy.saves == "parameters":
         yield (
             f"checkpoint.format: expected sharded or consolidated with {parts.strategy}, found "
-            "deepspeed, whose files hold flat buffers of ZeRO"
+            f"{checkpoint.format}, which is of flat buffers of ZeRO"
         )
-    if checkpoint.format != "deepspeed" and strategy.saves == "engine":
+    if checkpoint.format not in OF_DEEPSPEED and strategy.saves == "engine":
         yield (
-            f"checkpoint.format: expected deepspeed with {parts.strategy}, found "
+            f"checkpoint.format: expected deepspeed or universal with {parts.strategy}, found "
             f"{checkpoint.format}; DeepSpeed writes no other"
         )
+    if checkpoint.format == "universal":
+        yield from _universal_problems(parts)
     if checkpoint.asynchronous and checkpoint.format != "sharded":
         yield (
             'checkpoint.asynchronous: expected only with format = "sharded", which torch DCP '
@@ -39,4 +42,26 @@ def problems(parts: Any) -> Iterator[str]:
         yield (
             "cluster: expected a table file_system with bandwidth, of all ranks, and "
             f"rank_bandwidth, found none in {parts.cluster.name}; name a cluster.file that has it"
+        )
+
+
+def _universal_problems(parts: Any) -> Iterator[str]:
+    """Refusals of what ds_to_universal of DeepSpeed 0.19.8 cannot read, or a load leaves out."""
+    model, where = parts.model, "checkpoint.format: expected"
+    if parts.optimizer.name != "adamw":
+        yield (
+            f"{where} adamw with universal, found {parts.optimizer.name}; ds_to_universal needs "
+            "the moments exp_avg and exp_avg_sq"
+        )
+    if frozen := sum(1 for each in model.parameters if each.fqn not in model.trained):
+        yield (
+            f"{where} no frozen parameters with universal, found {frozen:,}, which DeepSpeed does "
+            "not load from it"
+        )
+    if parts.offload.uses_drives:
+        yield f"{where} no states on drives with universal, found some, which it does not read"
+    if STRATEGIES[parts.strategy].reorders(parts.options):
+        yield (
+            f"{where} round_robin_gradients = false with universal, found true: DeepSpeed writes "
+            "parameters to files of others then"
         )

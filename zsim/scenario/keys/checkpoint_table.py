@@ -13,6 +13,7 @@ from zsim.scenario.keys.table import Table
 MOST_STEPS = 10**9
 BY_DEFAULT = Checkpoint()
 MOST_DAYS = 3650
+MOST_WORKERS = 256
 
 
 def _period(value: str) -> str:
@@ -22,6 +23,7 @@ def _period(value: str) -> str:
 
 
 Period = Annotated[str, AfterValidator(_period)]
+Workers = Annotated[int, Field(ge=1, le=MOST_WORKERS)]
 
 
 class CheckpointTable(Table):
@@ -31,7 +33,7 @@ class CheckpointTable(Table):
     format: CheckpointFormat = Field(
         default=BY_DEFAULT.format,
         description="torch DCP's, a file of each rank (sharded); whole tensors in one file of "
-                    "rank 0 (consolidated); DeepSpeed's.",
+                    "rank 0 (consolidated); DeepSpeed's, or its universal one for any ranks.",
     )
     asynchronous: bool = Field(
         default=BY_DEFAULT.asynchronous,
@@ -42,6 +44,14 @@ class CheckpointTable(Table):
         default=BY_DEFAULT.cpu_offload,
         description="Whole tensors of a consolidated one go to rank 0's host memory; false: every "
                     "device keeps them until they are written.",
+    )
+    extract_workers: Workers = Field(
+        default=BY_DEFAULT.extract_workers,
+        description="Processes of ds_to_universal that each hold the file of a rank.",
+    )
+    merge_workers: Workers = Field(
+        default=BY_DEFAULT.merge_workers,
+        description="Processes of ds_to_universal that then put a parameter together each.",
     )
     every: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Period | None = Field(
         default=None, description='Steps, or time of training as "30 min", between two of them.'
@@ -56,6 +66,7 @@ def checkpoint_of(table: CheckpointTable) -> Checkpoint:
     every, failures = table.every, table.mean_time_between_failures
     return Checkpoint(
         format=table.format, asynchronous=table.asynchronous, cpu_offload=table.cpu_offload,
+        extract_workers=table.extract_workers, merge_workers=table.merge_workers,
         every_steps=every if isinstance(every, int) else None,
         every_ns=parse_period(every) if isinstance(every, str) else None,
         mean_time_between_failures_ns=None if failures is None else parse_period(failures),

@@ -22,6 +22,7 @@ from zsim.engine.costs.op_costs import Costs
 from zsim.errors import ScenarioError
 from zsim.ir.laws.validate import validate
 from zsim.ir.program import parse
+from zsim.models.saving import OF_DEEPSPEED
 from zsim.runs.figures.step_time import step_time
 from zsim.scenario.derived import derived
 from zsim.scenario.plan import planned
@@ -31,6 +32,7 @@ GB = 10**9
 FORMATS: list[dict[str, Any]] = [
     {}, {"asynchronous": True}, {"format": "consolidated"},
     {"format": "consolidated", "cpu_offload": False}, {"format": "deepspeed"},
+    {"format": "universal"},
 ]
 
 
@@ -48,7 +50,7 @@ def scenario(
 
 
 def small(**table: Any) -> Scenario:
-    strategy = "zero3" if table.get("format") == "deepspeed" else "fsdp2"
+    strategy = "zero3" if table.get("format") in OF_DEEPSPEED else "fsdp2"
     return scenario(strategy=strategy, model="mlp-uneven", ranks=4, **table)
 
 
@@ -251,11 +253,11 @@ def test_a_save_that_outlasts_its_interval_is_told() -> None:
     ({"strategy": "fsdp1", "asynchronous": True},
      "found fsdp1, whose state dicts are not modelled"),
     ({"format": "deepspeed"},
-     'checkpoint.format: expected sharded or consolidated with fsdp2, found deepspeed, whose '
-     "files hold flat buffers of ZeRO"),
+     'checkpoint.format: expected sharded or consolidated with fsdp2, found deepspeed, which is '
+     "of flat buffers of ZeRO"),
     ({"strategy": "deepspeed2", "format": "consolidated"},
-     'checkpoint.format: expected deepspeed with deepspeed2, found consolidated; DeepSpeed '
-     "writes no other"),
+     'checkpoint.format: expected deepspeed or universal with deepspeed2, found consolidated; '
+     "DeepSpeed writes no other"),
     ({"format": "consolidated", "asynchronous": True},
      'checkpoint.asynchronous: expected only with format = "sharded", which torch DCP writes so, '
      'found with "consolidated"'),
@@ -282,8 +284,8 @@ def test_deepspeeds_states_load_on_as_many_ranks_alone() -> None:
         checkpoint(small(format="deepspeed"), to_ranks=3)
     assert str(caught.value) == (
         "--to-ranks: expected 4, the ranks that saved it, found 3; DeepSpeed loads optimizer "
-        "states on as many data-parallel ranks only; ds_to_universal makes a universal "
-        "checkpoint, which any number loads (checkpoint.load_universal)"
+        "states on as many data-parallel ranks only; any number loads checkpoint.format = "
+        '"universal", which ds_to_universal makes'
     )
 
 

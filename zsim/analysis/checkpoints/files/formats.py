@@ -19,6 +19,7 @@ from zsim.analysis.checkpoints.state import (
     TrainingState,
     state_of,
 )
+from zsim.models.saving import OF_DEEPSPEED
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 
@@ -40,7 +41,7 @@ class CheckpointFile:
 def saved_state(scenario: Scenario) -> TrainingState:
     """The state that the scenario's checkpoint holds, cut as its format has it."""
     state = state_of(scenario)
-    if scenario.checkpoint.format != "deepspeed":
+    if scenario.checkpoint.format not in OF_DEEPSPEED:
         return state
     strategy = STRATEGIES[scenario.strategy]
     is_last_stage = strategy.formula.stage == "zero3"
@@ -96,9 +97,12 @@ def _sub_groups(state: TrainingState, own: tuple[StateTensor, ...]) -> Iterator[
     numbers = dict[str, int]()
     for (part, _, entry), tensor in zip(state.pairs(), own, strict=True):
         number = numbers.get(part.name, -1) + entry.counts
+        # weights are views of the flat buffer, which torch.save writes with its padding
+        is_flat = entry.trained and not part.is_sharded
+        nbytes = state.gathered_nbytes(part, entry) if is_flat else tensor.nbytes
         numbers[part.name] = number
         key = (part.name, number, tensor.key[2])
-        flat[key] = flat.get(key, 0) + tensor.nbytes
+        flat[key] = flat.get(key, 0) + nbytes
     yield from (StateTensor(key=key, nbytes=nbytes) for key, nbytes in flat.items())
 
 

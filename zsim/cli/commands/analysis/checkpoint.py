@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from zsim.analysis.checkpoints.checkpoint import CheckpointReport, checkpoint
+from zsim.analysis.checkpoints.conversion import Conversion
 from zsim.analysis.checkpoints.files.file_reads import FileRead
 from zsim.analysis.checkpoints.phase import CheckpointPhase
 from zsim.analysis.checkpoints.schedule import CheckpointSchedule, schedule_of
@@ -58,6 +59,8 @@ def _rows(made: CheckpointReport, schedule: CheckpointSchedule) -> Iterator[tupl
         yield "", "…"
     yield "save", _time(made.save)
     yield "", _memory(made.save)
+    if made.conversion is not None:
+        yield from _conversion(made.conversion)
     yield "load", f"{_time(made.load)}, by {counted(len(made.reads), 'rank')}"
     yield "", _memory(made.load)
     if schedule.every_ns is not None and schedule.saving_share is not None:
@@ -82,6 +85,17 @@ def _rows(made: CheckpointReport, schedule: CheckpointSchedule) -> Iterator[tupl
             f"loses {format_time(schedule.losses.by_failure_ns)} on average; saving and failures "
             f"take {schedule.losses.share:.2%} of all time"
         )
+
+
+def _conversion(made: Conversion) -> Iterator[tuple[str, str]]:
+    times = [(phase.time.ns, *phase.time.band_ns) for phase in made.phases]
+    whole, low, high = (format_time(sum(own)) for own in zip(*times, strict=True))
+    extracting, merging = (phase.program.mesh.world_size for phase in made.phases[:2])
+    yield "convert", f"{whole} ({low} to {high}), by {extracting} processes, then {merging}"
+    most = max((phase.memory for phase in made.phases), key=lambda memory: memory.node_host_bytes)
+    yield "", f"host {format_bytes(most.node_host_bytes)} {most.on_host}"
+    read, written = (format_bytes(made.moved_bytes(each)) for each in ("read", "write"))
+    yield "", f"reads {read}, writes {written}; all files {format_bytes(made.files_bytes)}"
 
 
 def _time(phase: CheckpointPhase) -> str:
@@ -109,6 +123,8 @@ def _reads(reads: Sequence[Sequence[FileRead]]) -> Iterator[tuple[str, str]]:
         nbytes = _by_file(own)
         least = sum(nbytes.values()) / LEAST_PART
         read = [f"file {file} {format_bytes(n)}" for file, n in sorted(nbytes.items()) if n > least]
+        if len(read) > MOST_ROWS:
+            read = [f"{counted(len(nbytes), 'file')}, {format_bytes(sum(nbytes.values()))}"]
         yield "reads" if rank == 0 else "", f"rank {rank}: {', '.join(read) or 'nothing'}"
     if len(reads) > MOST_ROWS:
         yield "", "…"
@@ -134,6 +150,12 @@ def _object(made: CheckpointReport, schedule: CheckpointSchedule) -> dict[str, A
             for file in made.files
         ],
         "save": _phase_object(made.save), "load": _phase_object(made.load),
+        "conversion": made.conversion and {
+            "phases": [_phase_object(phase) for phase in made.conversion.phases],
+            "read_bytes": made.conversion.moved_bytes("read"),
+            "written_bytes": made.conversion.moved_bytes("write"),
+            "files_bytes": made.conversion.files_bytes,
+        },
         "reads": [
             {"rank": rank, "file": file, "bytes": nbytes,
              "used_bytes": sum(read.used for read in own if read.file == file)}
