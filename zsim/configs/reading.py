@@ -13,9 +13,9 @@ from zsim.configs.draft import Answers, Draft
 from zsim.configs.imported import Imported
 from zsim.configs.importer import JSON_OR_YAML
 from zsim.configs.importers import IMPORTERS
-from zsim.configs.importers.argument_text import shell_config
-from zsim.configs.importers.python_config import python_config
 from zsim.configs.notes import Notes
+from zsim.configs.scripts.argument_text import shell_config
+from zsim.configs.scripts.python_config import python_config
 from zsim.errors import ArgumentError, ScenarioError, listed
 from zsim.io.files import not_a_file
 

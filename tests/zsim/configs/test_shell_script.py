@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.configs import imported
 from zsim import ScenarioError
-from zsim.configs.importers.shell_script import lines_of
+from zsim.configs.scripts.shell_script import lines_of
 
 SCRIPT = """\
 #!/bin/bash

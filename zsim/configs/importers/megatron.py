@@ -12,7 +12,7 @@ from typing import Any
 from zsim.configs.config_keys import MODEL_PARALLEL, ConfigKeys
 from zsim.configs.draft import Draft
 from zsim.configs.importer import Importer
-from zsim.configs.importers.argument_text import (
+from zsim.configs.scripts.argument_text import (
     SCRIPT,
     UNDECIDED,
     json_arguments,

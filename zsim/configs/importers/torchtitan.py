@@ -13,7 +13,7 @@ from zsim.configs.config_keys import ARGUMENTS, CALLED, MODEL_PARALLEL, ConfigKe
 from zsim.configs.documents import toml_config
 from zsim.configs.draft import Draft
 from zsim.configs.importer import Importer
-from zsim.configs.importers.python_config import STATEMENTS, python_config
+from zsim.configs.scripts.python_config import STATEMENTS, python_config
 from zsim.models.families import presets
 from zsim.models.families.aliases import llama
 

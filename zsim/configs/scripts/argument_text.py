@@ -14,7 +14,7 @@ from typing import Any
 
 from zsim.configs import documents
 from zsim.configs.documents import Config
-from zsim.configs.importers.shell_script import MAX_VALUE, lines_of
+from zsim.configs.scripts.shell_script import MAX_VALUE, lines_of
 from zsim.errors import ScenarioError
 
 SCRIPT = "_script"
