@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from zsim.version import __version__
 
 if TYPE_CHECKING:
+    from zsim.analysis.causes.why import Why as Why
     from zsim.analysis.fit.fit_table import Candidate as Candidate
     from zsim.analysis.fit.fit_table import Fit as Fit
     from zsim.analysis.jitter import JitteredSteps as JitteredSteps
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from zsim.analysis.planner.table import Plan as Plan
     from zsim.analysis.sweep import Sweep as Sweep
     from zsim.analysis.sweep import sweep as sweep
-    from zsim.analysis.why import Why as Why
     from zsim.api import compare as compare
     from zsim.api import fit as fit
     from zsim.api import load_run as load_run
@@ -76,7 +76,7 @@ _MODULES = {
     "ScenarioError": "zsim.errors",
     "Sweep": "zsim.analysis.sweep",
     "UnitError": "zsim.io.units",
-    "Why": "zsim.analysis.why",
+    "Why": "zsim.analysis.causes.why",
     "ZsimError": "zsim.errors",
     "compare": "zsim.api",
     "export_config": "zsim.configs.front",

@@ -36,8 +36,8 @@ from zsim.scenario.scenario import Scenario, load
 from zsim.scenario.scenario_argument import require_scenario
 
 if TYPE_CHECKING:
+    from zsim.analysis.causes.why import Why
     from zsim.analysis.fit.fit_table import Fit
-    from zsim.analysis.why import Why
     from zsim.cluster.testbed import Layout
 
 __all__ = [

@@ -14,7 +14,7 @@ from zsim.runs.run import DeviceMemory
 from zsim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
-    from zsim.analysis.why import Why
+    from zsim.analysis.causes.why import Why
     from zsim.engine.timeline import Timeline
 
 
@@ -36,7 +36,7 @@ def explain_step(
 ) -> Why:
     """Reasons for the length of the step that `timeline` has of the scenario's `program`, on `rank`
     or on the rank that ends last."""
-    from zsim.analysis import critical_path
+    from zsim.analysis.causes import critical_path
     from zsim.engine.costs.op_costs import Costs
 
     launch_queue = Costs(cluster=scenario.cluster, execution=scenario.executed).launch_queue

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from zsim import api
 from zsim.analysis import scenario_warnings
+from zsim.analysis.causes.why import Why
 from zsim.analysis.simulated_step import explain_step, simulated_step
-from zsim.analysis.why import Why
 from zsim.engine.timeline import Timeline
 from zsim.errors import ZsimError
 from zsim.io.units import counted, format_bytes, format_time

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from zsim.analysis.critical_path import HELD, holding_causes, host_waits
+from zsim.analysis.causes.critical_path import HELD, holding_causes, host_waits
 from zsim.analysis.simulated_step import explain_step, simulated_step
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives.nccl.tuner import bus_factor

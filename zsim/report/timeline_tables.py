@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from zsim.analysis.exposure import exposed_intervals, idle_intervals, shares_of
-from zsim.analysis.why import CriticalOp, Why
+from zsim.analysis.causes.exposure import exposed_intervals, idle_intervals, shares_of
+from zsim.analysis.causes.why import CriticalOp, Why
 from zsim.engine.timeline import Times
 from zsim.io.units import counted
 from zsim.ir.ops import STREAMS, Op, OpKind, Stream

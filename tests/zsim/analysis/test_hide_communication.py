@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from tests.support.folders import SCENARIOS
-from zsim.analysis.critical_path import explain
+from zsim.analysis.causes.critical_path import explain
 from zsim.analysis.hiding.candidates import FACTORS
 from zsim.analysis.hiding.hide_communication import (
     Aim,

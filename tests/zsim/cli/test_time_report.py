@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from zsim.analysis.causes.why import Why, name
 from zsim.analysis.simulated_step import explain_step
-from zsim.analysis.why import Why, name
 from zsim.cli.main import main
 from zsim.cli.reports import time_report
 from zsim.engine.costs.op_costs import Costs

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from zsim.analysis.critical_path import explain
+from zsim.analysis.causes.critical_path import explain
 from zsim.analysis.hiding.candidates import (
     APART,
     BATCH,

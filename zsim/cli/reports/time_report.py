@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zsim.analysis.causes.why import Why, percent, why_lines
 from zsim.analysis.hiding.hide_communication import HIDDEN, Change, Hiding, hiding
 from zsim.analysis.simulated_step import explain_step
-from zsim.analysis.why import Why, percent, why_lines
 from zsim.cli import terminal
 from zsim.cli.reports import run_report
 from zsim.engine.bands import error_bands

@@ -9,9 +9,9 @@ import pytest
 from tests.support.folders import SCENARIOS
 from tests.support.programs import hand_made
 from tests.support.programs.hand_made import TWO_BY_TWO, Plain, all_reduce, gather, program
-from zsim.analysis.critical_path import explain
+from zsim.analysis.causes.critical_path import explain
+from zsim.analysis.causes.why import Why, name
 from zsim.analysis.simulated_step import explain_step
-from zsim.analysis.why import Why, name
 from zsim.cli.reports.time_report import timed
 from zsim.engine.simulate import simulate
 from zsim.ir.ops import Op, OpKind

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
-from zsim.analysis.exposure import COMPUTE_STREAM
+from zsim.analysis.causes.exposure import COMPUTE_STREAM
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES, Op
 

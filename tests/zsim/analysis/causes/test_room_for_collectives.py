@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.analysis.free_compute import FreeCompute
+from zsim.analysis.causes.free_compute import FreeCompute
 from zsim.runs.figures.metrics import TimeInterval
 
 

@@ -35,9 +35,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from zsim.analysis.exposure import at_ends, compute_ops, idle_intervals, shares_of
-from zsim.analysis.free_compute import FreeCompute
-from zsim.analysis.why import LONGER, SHARED, CriticalOp, Exposed, Reason, Waited, Why, name
+from zsim.analysis.causes.exposure import at_ends, compute_ops, idle_intervals, shares_of
+from zsim.analysis.causes.free_compute import FreeCompute
+from zsim.analysis.causes.why import LONGER, SHARED, CriticalOp, Exposed, Reason, Waited, Why, name
 from zsim.engine.events.rank_schedule import awaited_by_host
 from zsim.engine.timeline import Timeline, Times
 from zsim.ir.ops import COLLECTIVES, Op

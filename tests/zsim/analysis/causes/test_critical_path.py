@@ -12,9 +12,9 @@ from hypothesis import given, settings
 
 from tests.support.folders import SCENARIOS
 from tests.support.programs.hand_made import TWO_BY_TWO, Plain, all_reduce, compute, gather, program
-from zsim.analysis.critical_path import explain
+from zsim.analysis.causes.critical_path import explain
+from zsim.analysis.causes.why import LONGER, SHARED, name
 from zsim.analysis.simulated_step import explain_step
-from zsim.analysis.why import LONGER, SHARED, name
 from zsim.cli.reports import time_report
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.execution import Execution

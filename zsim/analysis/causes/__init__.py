@@ -1,0 +1,1 @@
+"""Causes of a step's duration: why each collective is exposed, and the critical path."""
