@@ -6,7 +6,7 @@ compares.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from math import lcm
 from typing import Any
@@ -159,8 +159,8 @@ def _is_said(key: str, case: Scenario, sized: Scenario) -> bool:
     table, _, option = key.partition(".")
     if table != "strategy":
         return True
-    own = getattr(sized.options, option, None)
-    return hasattr(case.options, option) and bool(getattr(case.options, option) == own)
+    own, other = asdict(sized.options), asdict(case.options)
+    return option in other and bool(own.get(option) == other[option])
 
 
 def _sized(scenario: Scenario, space: Space, *, nodes: int, micro_batch: int) -> Scenario | str:
