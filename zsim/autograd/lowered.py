@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Literal, final
 
 from zsim.ir.ops import Alloc, Free, HostEvent, Kernel, MemoryEvent
@@ -95,7 +96,7 @@ NO_COPIES: Final = HostCopies()
 """The copies where saved tensors stay on the device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Computation:
     """The forward or the backward of one module: its kernels, and its memory events in order.
 
@@ -108,6 +109,11 @@ class Computation:
     kernels: tuple[Kernel, ...]
     memory: tuple[TapeEvent, ...]
     copies: HostCopies = NO_COPIES
+
+    @cached_property
+    def events(self) -> tuple[MemoryEvent, ...]:
+        """The allocations and frees of `memory`, without its marks."""
+        return tuple(storage_events(self.memory))
 
 
 NOTHING: Final = Computation(kernels=(), memory=())

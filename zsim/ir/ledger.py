@@ -61,7 +61,7 @@ class Ledger:
 def begins_with(ops: Sequence[Op], others: Sequence[Op]) -> bool:
     """True where the first of `ops` allocate and free what all `others` do, op by op."""
     return len(ops) >= len(others) and all(
-        op.memory == other.memory and op.stream == other.stream
+        (op.memory is other.memory or op.memory == other.memory) and op.stream == other.stream
         for op, other in zip(ops, others, strict=False)
     )
 

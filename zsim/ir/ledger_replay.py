@@ -8,14 +8,21 @@ that hypothesis draws.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from zsim.errors import ProgramError
 from zsim.ir.ledger import Ledger, allocated_again, begins_with, label, not_live
 from zsim.ir.ops import Alloc, MemoryKind, Op
-from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram, StepPart
+from zsim.ir.program import (
+    PHASES,
+    SECOND,
+    PhaseName,
+    RankProgram,
+    StepPart,
+    begin_alike,
+)
 from zsim.ir.run import MemoryRecord, PartRecord
 
 HELD: tuple[MemoryKind, ...] = ("parameters", "gradients", "optimizer_states")
@@ -28,17 +35,35 @@ def replay(program: RankProgram, *, timeline: bool = True) -> Mapping[PhaseName,
     `timeline` adds the bytes after each op. ProgramError, which names the op, where a buffer is
     allocated twice or freed without being live.
     """
-    ledger, num_shared, records = Ledger(), _num_shared(program), dict[PhaseName, MemoryRecord]()
-    known: _Passes | None = None
+    return replay_each((program,), timeline=timeline)[0]
+
+
+def replay_each(
+    programs: Iterable[RankProgram], *, timeline: bool = True
+) -> list[Mapping[PhaseName, MemoryRecord]]:
+    """`replay` of each; passes that are the same objects are followed once for all."""
+    records, known = list[Mapping[PhaseName, MemoryRecord]](), None
+    for program in programs:
+        own, known = _replayed(program, known, timeline=timeline)
+        records.append(own)
+    return records
+
+
+def _replayed(
+    program: RankProgram, known: _Passes | None, *, timeline: bool
+) -> tuple[Mapping[PhaseName, MemoryRecord], _Passes | None]:
+    """The records of `program`, and the passes that it follows if they are not `known`."""
+    ledger, records = Ledger(), dict[PhaseName, MemoryRecord]()
+    num_shared = begin_alike(program.first, program.steady)
     for phase in PHASES:
         ops, parts = program.phase(phase), program.parts(phase)
         _apply_all(ledger, program.before(phase))
         walk = _Walk(ledger.allocated, _Summit(ledger.allocated, dict(ledger.by_kind)))
         shared = ops[: 0 if phase == "construction" else num_shared]
-        if known is None or not known.again(walk, ledger):
+        if shared and not (known and known.again(shared, parts, walk, ledger)):
             before = ledger.copy()
             _follow_each(walk, ledger, shared, phase, parts=parts, timeline=timeline)
-            known = _Passes(shared, before, ledger.copy(), walk.copy()) if shared else None
+            known = _Passes(shared, before, ledger.copy(), walk.copy())
         _follow_each(
             walk, ledger, ops[len(shared) :], phase, parts=parts, timeline=timeline
         )
@@ -48,7 +73,7 @@ def replay(program: RankProgram, *, timeline: bool = True) -> Mapping[PhaseName,
             if part.start >= len(ops)
         ]
         records[phase] = walk.record(ledger)
-    return records
+    return records, known
 
 
 def _apply_all(ledger: Ledger, ops: tuple[Op, ...]) -> None:
@@ -58,23 +83,6 @@ def _apply_all(ledger: Ledger, ops: tuple[Op, ...]) -> None:
             ledger.apply(op)
         except ProgramError as error:
             raise _during(op, SECOND, error) from None
-
-
-def _num_shared(program: RankProgram) -> int:
-    """The number of ops that begin both steps: the same objects, up to the optimizer's where a
-    strategy issues passes once."""
-    first, steady = program.first, program.steady
-    differ = (
-        index
-        for index, (op, other) in enumerate(zip(first, steady, strict=False))
-        if op is not other
-    )
-    count = next(differ, min(len(first), len(steady)))
-    parts = (
-        [part for part in parts if part.start < count]
-        for parts in (program.first_parts, program.steady_parts)
-    )
-    return count if next(parts) == next(parts) else 0
 
 
 @dataclass(slots=True)
@@ -143,9 +151,16 @@ class _Passes:
     after: Ledger
     walk: _Walk
 
-    def again(self, walk: _Walk, ledger: Ledger) -> bool:
-        """True when the ops were applied again: the buffers live before them are live now, and no
-        others that they allocate. Otherwise nothing is done."""
+    def again(
+        self, ops: tuple[Op, ...], parts: tuple[StepPart, ...], walk: _Walk, ledger: Ledger
+    ) -> bool:
+        """True when the `ops`, which are these, were applied again: the buffers live before them
+        are live now, and no others that they allocate. Otherwise nothing is done."""
+        own = [part for part in parts if part.start < len(ops)]
+        if own != [each.part for each in self.walk.parts] or not (
+            begin_alike(ops, self.ops) == len(ops) == len(self.ops)
+        ):
+            return False
         besides = ledger.live.keys() - self.before.live.keys()
         if not self.before.live.items() <= ledger.live.items() or not besides.isdisjoint(
             self._allocated()
@@ -169,7 +184,8 @@ class _Passes:
         return True
 
     def _allocated(self) -> list[str]:
-        return [event.buffer for op in self.ops for event in op.memory if type(event) is Alloc]
+        distinct = {id(op.memory): op.memory for op in self.ops}.values()
+        return [event.buffer for events in distinct for event in events if type(event) is Alloc]
 
 
 def _lifted(split: dict[MemoryKind, int], lifts: dict[MemoryKind, int]) -> dict[MemoryKind, int]:

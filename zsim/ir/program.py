@@ -9,14 +9,16 @@ ops that its stream waits for, and time follows streams and waits.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from functools import cached_property
+from itertools import groupby, takewhile
+from operator import is_
 from typing import Any, Literal, cast
 
 from zsim.errors import listed
 from zsim.ir.mesh import AXES, Mesh
-from zsim.ir.ops import Op
+from zsim.ir.ops import Op, OpKind
 from zsim.ir.text import bad_line, format_op, parse_op
 
 PhaseName = Literal["construction", "first", "steady"]
@@ -46,7 +48,7 @@ class StepPart:
     micro_batch: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RankProgram:
     """The ops of one kind of rank, by phase. Buffers that live at the end of a phase live at the
     start of the next.
@@ -74,6 +76,16 @@ class RankProgram:
     def parts(self, name: PhaseName) -> tuple[StepPart, ...]:
         """The parts of the phase `name`; construction has none."""
         return {"construction": (), "first": self.first_parts, "steady": self.steady_parts}[name]
+
+    @cached_property
+    def collectives(self) -> dict[str, set[OpKind]]:
+        """The groups that it communicates in, in the order of their first ops, and the kinds of
+        ops there."""
+        groups: dict[str, set[OpKind]] = {}
+        for ops in map(self.phase, SECTIONS):
+            for name, kind in dict.fromkeys([(op.group, op.kind) for op in ops if op.group]):
+                groups.setdefault(name, set()).add(kind)
+        return groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +173,11 @@ def _phase_lines(ops: tuple[Op, ...], parts: tuple[StepPart, ...]) -> Iterator[s
         yield from begins.pop(op.index, ())
         yield format_op(op)
     yield from (line for lines in begins.values() for line in lines)
+
+
+def begin_alike(ops: Sequence[Op], others: Sequence[Op]) -> int:
+    """The number of ops that both begin with: the same objects, as of passes planned once."""
+    return len(list(takewhile(bool, map(is_, ops, others))))
 
 
 def parse(text: str) -> Program:

@@ -14,7 +14,7 @@ from typing import Literal
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.host import HostMemory
 from zsim.ir.ledger import label
-from zsim.ir.ledger_replay import replay
+from zsim.ir.ledger_replay import replay_each
 from zsim.ir.ops import Alloc, DriverCalls, Op
 from zsim.ir.program import PhaseName, Program, RankProgram
 from zsim.ir.run import MemoryRecord
@@ -161,10 +161,10 @@ def assess_program(
     """
     capacity = device_capacity(cluster)
     ranks = ranks or standings(program, cluster)
-    needs = [
-        (standing, _reserved(standing, cluster, capacity, expandable_segments=expandable_segments))
-        for standing in ranks[:MOST_REPLAYED]
-    ]
+    highest = ranks[:MOST_REPLAYED]
+    needs = [*zip(highest, _reserved(
+        highest, cluster, capacity, expandable_segments=expandable_segments
+    ), strict=True)]
     standing, (reserved, active, workspaces, _) = max(
         needs, key=lambda need: (need[1][0] + total(need[0].outside).high, -need[0].index)
     )
@@ -195,6 +195,11 @@ def assess_program(
         repeats=all(each.repeats for each in ranks) and all(need[3] for _, need in needs)
         and all(pressed is None or pressed.repeats for pressed in pressures.values()),
     )
+
+
+_Reserved = tuple[int, int, int, bool]
+"""Reserved bytes, the most in live blocks, what cuBLAS has there, and whether micro-batches repeat.
+"""
 
 
 def _needed(reserved: int, active: int, beyond: NonTorchMemory) -> BytesBand:
@@ -247,13 +252,14 @@ class Standing:
 def standings(program: Program, cluster: ClusterSpec) -> list[Standing]:
     """One rank for each rank program, the one that may need most before the allocator does anything
     first."""
-    kinds = []
-    for index, ranks in enumerate(rank_classes(program, cluster)):
+    kinds, replayed = [], replay_each(program.ranks, timeline=False)
+    for index, (ranks, records) in enumerate(
+        zip(rank_classes(program, cluster), replayed, strict=True)
+    ):
         rank, items = max(
             ((rank, outside(program, cluster, rank=rank)) for rank in ranks),
             key=lambda held: (total(held[1]).high, -held[0]),
         )
-        records = replay(program.ranks[index], timeline=False)
         phase = max((records[name].peak_bytes, name) for name in STEPS)[1]
         kinds.append(
             Standing(
@@ -288,18 +294,22 @@ def _pressure(
 
 
 def _reserved(
-    standing: Standing, cluster: ClusterSpec, capacity: BytesBand, *, expandable_segments: bool
-) -> tuple[int, int, int, bool]:
-    """Reserved bytes, the most in live blocks, what cuBLAS has there, and whether micro-batches
-    repeat; on a CPU nothing is reserved ahead."""
+    ranks: Sequence[Standing], cluster: ClusterSpec, capacity: BytesBand, *,
+    expandable_segments: bool,
+) -> list[_Reserved]:
+    """The allocator's answer for each of `ranks`; on a CPU nothing is reserved ahead."""
     if cluster.kind != "cuda":
-        return standing.allocated, standing.allocated, 0, True
-    records = allocator.replay(
-        standing.built_here(capacity),
-        expandable_segments=expandable_segments,
+        return [(each.allocated, each.allocated, 0, True) for each in ranks]
+    replayed = allocator.replay_each(
+        [each.built_here(capacity) for each in ranks], expandable_segments=expandable_segments,
         workspace_bytes=cublas_workspace(cluster.device),
-        empty_cache="first",
     )
+    return [_of_records(*each) for each in zip(ranks, replayed, strict=True)]
+
+
+def _of_records(
+    standing: Standing, records: Mapping[PhaseName, allocator.AllocatorRecord]
+) -> _Reserved:
     reserved = max(records[phase].peak_reserved_bytes for phase in STEPS)
     highest = max((records[phase] for phase in STEPS), key=lambda record: record.peak_active_bytes)
     # at another moment than the ledger's peak it may hold more than is rounded

@@ -25,7 +25,7 @@ from zsim.cluster.devices import (
 )
 from zsim.io.units import format_bytes
 from zsim.ir.mesh import Mesh
-from zsim.ir.program import PHASES, Program, RankProgram
+from zsim.ir.program import Program, RankProgram
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -163,13 +163,8 @@ def communicators(program: RankProgram, mesh: Mesh, *, rank: int) -> dict[str, f
     Two names for the same ranks are one communicator; a group of one rank has no peer to hold
     buffers for.
     """
-    named: dict[str, set[str]] = {}
-    for op in (
-        op for phase in PHASES for op in (*program.before(phase), *program.phase(phase)) if op.group
-    ):
-        named.setdefault(op.group, set()).add(op.kind)
     ops: dict[tuple[int, ...], tuple[str, set[str]]] = {}
-    for name, kinds in named.items():
+    for name, kinds in program.collectives.items():
         ranks = mesh.group(name, rank)
         if len(ranks) > 1:  # its ends and its size tell an evenly spaced group from all others
             ops.setdefault((ranks[0], ranks[-1], len(ranks)), (name, set()))[1].update(kinds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -57,7 +58,7 @@ def is_model_input(buffer: str) -> bool:
     return name == MODEL_INPUT or (name.startswith(f"{MODEL_INPUT}.") and ":" not in name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Parameter:
     """A parameter by fully qualified name and shape; torch's own fqn, without FSDP prefixes. A
     frozen one needs no gradient.
@@ -70,13 +71,13 @@ class Parameter:
     requires_grad: bool = True
     in_loss: bool = True
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """The number of elements."""
         return prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ParamGroup:
     """An FSDP unit: parameters gathered together, in `named_parameters()` order. `fqn` is ROOT for
     the root's.
@@ -94,7 +95,7 @@ class ParamGroup:
         first = (*other.modules, other.fqn)[0]
         return any(first.startswith(f"{fqn}.") for fqn in self.modules or (self.fqn,))
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Elements of all its parameters, unpadded."""
         return sum(parameter.numel for parameter in self.parameters)

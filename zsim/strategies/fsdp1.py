@@ -29,7 +29,11 @@ from zsim.models.repeats import repeats
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES, Optimizer
 from zsim.strategies.building import optimizers
-from zsim.strategies.building.backward_events import accumulated_after_sums
+from zsim.strategies.building.backward_events import (
+    Backwards,
+    accumulated_after_sums,
+    recomputed_in_turn,
+)
 from zsim.strategies.building.parameters import units_read
 from zsim.strategies.building.step_builder import rank_program
 from zsim.strategies.building.training import Training
@@ -241,7 +245,7 @@ def _new_step(
         gradients=UnshardedGradients(
             of_views=True, element=element,
             nbytes={p.fqn: p.numel * element for p in viewed(training.model).parameters},
-            after_sums=accumulated_after_sums(training),
+            backwards=Backwards(recomputed_in_turn, accumulated_after_sums(training)),
         ),
         reads=units_read(training.model),
         limits=options.limit_all_gathers,

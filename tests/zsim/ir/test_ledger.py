@@ -13,7 +13,7 @@ from tests.support.cases.sampling import WHOLE
 from tests.support.folders import SCENARIOS
 from zsim.errors import ProgramError
 from zsim.ir.ledger import Ledger
-from zsim.ir.ledger_replay import replay
+from zsim.ir.ledger_replay import replay, replay_each
 from zsim.ir.ops import MEMORY_KINDS, Alloc, Free, MemoryEvent, Op
 from zsim.ir.program import PHASES, RankProgram, StepPart
 from zsim.scenario import scenario
@@ -238,6 +238,29 @@ def test_ops_that_come_again_are_followed_where_they_find_something_else(tail, r
         steady = replay(rank)["steady"]
         assert (steady.start_bytes, steady.peak_bytes, steady.end_bytes) == (9, 9, 9)
         assert replay(rank) == replay(anew(rank))
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "hsdp", "zero_redundancy"])
+def test_programs_that_begin_alike_are_as_if_each_had_been_followed(name):
+    for path in sorted(SCENARIOS.glob(f"**/{name}*.toml"))[:6]:
+        ranks = plan(scenario.load(path), device="cuda").ranks
+        again = [*ranks, *map(anew, ranks), *ranks]
+        for timeline in (True, False):
+            together = replay_each(again, timeline=timeline)
+            assert together == [replay(rank, timeline=timeline) for rank in again]
+
+
+def test_a_program_that_begins_like_another_is_followed_where_it_finds_something_else():
+    passes = op(0, Free("y"), Alloc("x", "inputs", 3), Free("x"), Alloc("y", "parameters", 4))
+    small, large = (
+        RankProgram(
+            construction=(op(0, Alloc("y", "parameters", nbytes)),), first=(passes,),
+            steady=(passes,), first_parts=(StepPart(name, 0),), steady_parts=(StepPart(name, 0),),
+        )
+        for nbytes, name in ((4, "forward"), (9, "backward"))
+    )
+    for ranks in ((small, large), (large, small), (small, replace(small, first_parts=()))):
+        assert replay_each(ranks) == [replay(rank) for rank in ranks]
 
 
 def test_a_micro_batch_that_finds_a_buffer_of_the_one_before_is_followed():

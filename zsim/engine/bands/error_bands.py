@@ -196,9 +196,10 @@ def _host_width(cluster: ClusterSpec) -> float:
 def _busy_ns(times: Times, ops: list[Op]) -> int:
     """Nanoseconds in which any of `ops` runs."""
     busy = end = 0
-    for start, stop in sorted((times.starts[op.index], times.ends[op.index]) for op in ops):
-        busy += max(0, stop - max(start, end))
-        end = max(end, stop)
+    for start, stop in sorted([(times.starts[op.index], times.ends[op.index]) for op in ops]):
+        if stop > end:
+            busy += stop - (start if start > end else end)
+            end = stop
     return busy
 
 

@@ -15,7 +15,7 @@ from zsim.ir.ledger import label
 from zsim.ir.ledger_replay import replay
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, OP_KINDS, STREAMS, Op
-from zsim.ir.program import PHASES, SECTIONS, Program
+from zsim.ir.program import PHASES, SECTIONS, Program, begin_alike
 
 Signature = tuple[str, int, str, int]
 Sequences = dict[str, list[tuple[Op, Signature]]]
@@ -38,10 +38,13 @@ def validate(program: Program, *, memory: bool = True) -> Program:
             where="assignment", expected=f"each program of {sorted(known)} on some rank",
             found=str(sorted(used)),
         )
-    sizes = _Sizes(mesh)
+    sizes, checked = _Sizes(mesh), dict[str, tuple[Op, ...]]()
     for number, rank in enumerate(program.ranks):
         for section in SECTIONS:
-            for index, op in enumerate(rank.phase(section)):
+            ops = rank.phase(section)
+            done = max((begin_alike(ops, others) for others in checked.values()), default=0)
+            checked[section] = ops
+            for index, op in enumerate(ops[done:], start=done):
                 problem = _problem(op, index, sizes)
                 if problem is not None:
                     where = f"program {number}, {section} op {index} ({label(op)})"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, takewhile
 
 from zsim.errors import ZsimError
@@ -176,6 +176,27 @@ class CachingAllocator:
                     freed.append((block.address, block.size, pool))
         self.freed += [nbytes for _, nbytes, _ in freed]
         return tuple(freed)
+
+    def copy(self) -> tuple[CachingAllocator, dict[Block, Block]]:
+        """The allocator as it is, to go on in another way, and its own block for each of these."""
+        pools = {key: replace(pool, free=[], unmapped=[]) for key, pool in self.pools.items()}
+        own, twins = replace(
+            self, heads={}, pools=pools, taken=list(self.taken), freed=list(self.freed)
+        ), dict[Block, Block]()
+        for address, head in self.heads.items():
+            pool, before = pools[head.pool.stream, head.pool.small], None
+            for block in _chain(head):
+                twin = Block(
+                    block.address, block.size, pool, block.requested, before, None, block.mapped
+                )
+                if before is not None:
+                    before.next = twin
+                before = twins[block] = twin
+            own.heads[address] = twins[head]
+        for key, pool in self.pools.items():
+            pools[key].free = [(size, at, twins[block]) for size, at, block in pool.free]
+            pools[key].unmapped = [(at, twins[block]) for at, block in pool.unmapped]
+        return own, twins
 
     def forget(self) -> None:
         """Let go of all blocks, after which nothing can be asked.

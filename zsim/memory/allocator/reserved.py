@@ -19,7 +19,7 @@ from zsim.errors import ProgramError
 from zsim.ir.buffers import workspace_of
 from zsim.ir.ledger import begins_with, label
 from zsim.ir.ops import Alloc, DriverCalls, Op, Stream
-from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram
+from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram, begin_alike
 from zsim.memory.allocator.caching_allocator import Block, CachingAllocator, DeviceFullError
 from zsim.memory.equal_micro_batches import STEPS, micro_batches, repeat
 
@@ -99,13 +99,19 @@ class Heap:
             self.allocator.free(block)
         return block
 
+    def copy(self) -> Heap:
+        """The heap as it is, to go on in another way."""
+        allocator, twins = self.allocator.copy()
+        live = {name: block and twins[block] for name, block in self.live.items()}
+        return replace(self, allocator=allocator, live=live, _threads=set(self._threads))
+
     @property
     def state(self) -> int:
         """A number of all blocks, by which what comes is decided; equal in equal states."""
         pools = self.allocator.pools.items()
         return hash((
-            frozenset((name, block and block.address) for name, block in self.live.items()),
-            tuple((key, tuple((size, at) for size, at, _ in pool.free)) for key, pool in pools),
+            frozenset([(name, block and block.address) for name, block in self.live.items()]),
+            tuple((key, tuple([each[:2] for each in pool.free])) for key, pool in pools),
             tuple((key, tuple(at for at, _ in pool.unmapped)) for key, pool in pools),
             self.allocator.reserved, self.allocator.active,
         ))
@@ -179,6 +185,42 @@ def replay(
         allocator.forget()
 
 
+def replay_each(
+    programs: Sequence[RankProgram], *, expandable_segments: bool, workspace_bytes: int
+) -> list[Mapping[PhaseName, AllocatorRecord]]:
+    """`replay` of programs, with the cache emptied before the first step. The passes of that step
+    are followed once where they are the same objects."""
+    lead, begins = programs[0], micro_batches(programs[0], "first")
+    same = min(begin_alike(lead.first, each.first) for each in programs)
+    if len(programs) == 1 or not begins or same <= begins[-1] or any(
+        each.construction != lead.construction for each in programs
+    ):
+        return [
+            replay(
+                each, expandable_segments=expandable_segments, workspace_bytes=workspace_bytes,
+                empty_cache="first",
+            )
+            for each in programs
+        ]
+    heap = Heap(CachingAllocator(expandable_segments=expandable_segments), workspace_bytes)
+    construction = replay_phase(heap, lead.construction, "construction")
+    heap.allocator.release()
+    passes, records = _Walk.of(heap, "first", begins), list[Mapping[PhaseName, AllocatorRecord]]()
+    passes.follow(lead.first[:same])
+    for program in programs:
+        walk = passes.copy()
+        walk.end(program.first[same:])
+        first = walk.record()
+        replay_phase(walk.heap, program.second, SECOND)
+        steady = replay_phase(
+            walk.heap, program.steady, "steady", begins=micro_batches(program, "steady")
+        )
+        records.append({"construction": construction, "first": first, "steady": steady})
+        walk.heap.allocator.forget()
+    heap.allocator.forget()
+    return records
+
+
 def _records(
     program: RankProgram, heap: Heap, empty_cache: PhaseName | None
 ) -> Mapping[PhaseName, AllocatorRecord]:
@@ -220,43 +262,84 @@ class _Peak:
             self.most_reserved = allocator.reserved
 
 
+@dataclass(slots=True)
+class _Walk:
+    """A phase so far, whose micro-batches begin at `begins`, with the state of the heap there."""
+
+    heap: Heap
+    phase: str
+    begins: Sequence[int]
+    start: int
+    releases: int
+    peak: _Peak
+    calls: dict[int, DriverCalls] = field(default_factory=dict)
+    states: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, heap: Heap, phase: str, begins: Sequence[int]) -> _Walk:
+        """The beginning of a phase."""
+        allocator, start = heap.allocator, heap.allocator.reserved
+        peak = _Peak(allocator.active, start, allocator.allocated, heap.workspaces_bytes, start)
+        return cls(heap, phase, begins, start, allocator.num_releases, peak)
+
+    def copy(self) -> _Walk:
+        """The phase so far, to be ended in another way."""
+        return replace(
+            self, heap=self.heap.copy(), peak=replace(self.peak), calls=dict(self.calls),
+            states=list(self.states),
+        )
+
+    def follow(self, ops: tuple[Op, ...]) -> None:
+        """All micro-batches. One that finds the state of the one before, and begins with the same
+        allocations and frees, ends these in that state. So they are passed over."""
+        before: tuple[Op, ...] = ()
+        states = self.states
+        for begin, end in pairwise((0, *self.begins[1:], len(ops))):
+            micro_batch, known = ops[begin:end], len(self.calls)
+            states.append(self.heap.state if self.begins else 0)
+            is_as_before = states[-1:] == states[-2:-1] and begins_with(micro_batch, before)
+            self.end(micro_batch[is_as_before * len(before) :])
+            before = micro_batch if len(self.calls) == known else ()
+
+    def end(self, ops: tuple[Op, ...]) -> None:
+        """More ops of the last micro-batch."""
+        try:
+            _follow(self.heap, ops, self.phase, self.peak, self.calls)
+        except DeviceFullError as error:
+            error.repeats = self.heap.repeats and (len(self.states) < FEWEST or self._repeats())
+            raise
+
+    def _repeats(self) -> bool:
+        return repeat(self.states, self.begins, self.calls)
+
+    def record(self) -> AllocatorRecord:
+        """The record of the phase, which is over."""
+        heap, allocator, peak = self.heap, self.heap.allocator, self.peak
+        if self.begins:
+            heap.repeats = heap.repeats and self._repeats()
+        return AllocatorRecord(
+            start_reserved_bytes=self.start, peak_reserved_bytes=peak.most_reserved,
+            end_reserved_bytes=allocator.reserved, peak_active_bytes=peak.active,
+            fragmentation_bytes=peak.reserved - peak.active,
+            rounding_bytes=peak.active - peak.allocated, workspace_bytes=peak.workspaces,
+            num_segments=allocator.num_segments,
+            num_releases=allocator.num_releases - self.releases,
+            reserved_by_pool={
+                f"{pool.stream} {'small' if pool.small else 'large'}": pool.reserved
+                for pool in allocator.pools.values()
+            },
+            driver_calls=self.calls, repeats=bool(self.begins) and heap.repeats,
+        )
+
+
 def replay_phase(
     heap: Heap, ops: tuple[Op, ...], phase: str, *, begins: Sequence[int] = ()
 ) -> AllocatorRecord:
-    """The record of `heap` over `ops`, which belong to `phase`; errors as of `replay`.
-
-    `begins`: the first ops of its micro-batches. One that finds the state of the one before, and
-    begins with the same allocations and frees, ends these in that state. So they are passed over.
-    """
-    allocator, calls, states = heap.allocator, dict[int, DriverCalls](), list[int]()
-    start, releases = allocator.reserved, allocator.num_releases
-    peak = _Peak(allocator.active, start, allocator.allocated, heap.workspaces_bytes, start)
-    before: tuple[Op, ...] = ()
-    for begin, end in pairwise((0, *begins[1:], len(ops))):
-        micro_batch, known = ops[begin:end], len(calls)
-        states.append(heap.state if begins else 0)
-        is_as_before = states[-1:] == states[-2:-1] and begins_with(micro_batch, before)
-        try:
-            _follow(heap, micro_batch[is_as_before * len(before) :], phase, peak, calls)
-        except DeviceFullError as error:
-            error.repeats = heap.repeats and (len(states) < FEWEST or repeat(states, begins, calls))
-            raise
-        before = micro_batch if len(calls) == known else ()
-    if begins:
-        heap.repeats = heap.repeats and repeat(states, begins, calls)
-    return AllocatorRecord(
-        start_reserved_bytes=start, peak_reserved_bytes=peak.most_reserved,
-        end_reserved_bytes=allocator.reserved, peak_active_bytes=peak.active,
-        fragmentation_bytes=peak.reserved - peak.active,
-        rounding_bytes=peak.active - peak.allocated, workspace_bytes=peak.workspaces,
-        num_segments=allocator.num_segments,
-        num_releases=allocator.num_releases - releases,
-        reserved_by_pool={
-            f"{pool.stream} {'small' if pool.small else 'large'}": pool.reserved
-            for pool in allocator.pools.values()
-        },
-        driver_calls=calls, repeats=bool(begins) and heap.repeats,
-    )
+    """The record of `heap` over `ops`, which belong to `phase`; `begins`: the first ops of its
+    micro-batches. Errors as of `replay`."""
+    walk = _Walk.of(heap, phase, begins)
+    walk.follow(ops)
+    return walk.record()
 
 
 def _follow(

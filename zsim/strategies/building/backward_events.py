@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar, cast
 
 from zsim.autograd.lowered import (
     Accumulated,
@@ -36,48 +36,54 @@ class RecomputedStretch:
 
     inside: str
     kernels: tuple[Kernel, ...]
-    memory: list[MemoryEvent]
+    memory: tuple[MemoryEvent, ...]
     call: InnerCall | None = None
 
 
 BackwardEvent = MemoryEvent | Recomputed | InnerCall
+Birth = tuple[Sequence[Alloc], Sequence[MemoryEvent]]
+"""The allocations of a gradient, and what happens once it is accumulated."""
+Cut = TypeVar("Cut")
+Split = Callable[[Sequence[BackwardEvent], tuple[Kernel, ...]], Cut]
+"""A way to split a backward whose recomputation has these kernels."""
 
 
-def until_recomputed(tape: Iterable[BackwardEvent]) -> tuple[list[MemoryEvent], list[MemoryEvent]]:
+InTwo = tuple[tuple[MemoryEvent, ...], tuple[MemoryEvent, ...]]
+InTurn = tuple[list[RecomputedStretch], tuple[MemoryEvent, ...]]
+
+
+def until_recomputed(events: Sequence[BackwardEvent], _: tuple[Kernel, ...]) -> InTwo:
     """A backward's memory events in two: up to the end of its recomputation, nothing when there is
     none, and after it."""
-    events = list(tape)
     kinds = list(map(type, events))
-    end = kinds.index(Recomputed) if Recomputed in kinds else 0
-    return storage_events(events[:end]), storage_events(events[end:])
+    if Recomputed not in kinds:  # nor any other mark
+        return (), tuple(cast(Sequence[MemoryEvent], events))
+    end = kinds.index(Recomputed)
+    return tuple(storage_events(events[:end])), tuple(storage_events(events[end:]))
 
 
 def recomputed_in_turn(
-    tape: Iterable[BackwardEvent], kernels: tuple[Kernel, ...]
-) -> tuple[list[RecomputedStretch], list[MemoryEvent]]:
+    events: Sequence[BackwardEvent], kernels: tuple[Kernel, ...]
+) -> InTurn:
     """Split as `until_recomputed` does, with what a recomputation of these `kernels` does between
     calls of units in the block."""
-    events, again, after = list(tape), list[RecomputedStretch](), list[MemoryEvent]()
-    kinds = set(map(type, events))
-    if InnerCall not in kinds:
-        before, after = (
-            until_recomputed(events)
-            if Recomputed in kinds
-            else ([], cast(list[MemoryEvent], events))
-        )
+    if InnerCall not in map(type, events):
+        before, after = until_recomputed(events, kernels)
         return [RecomputedStretch("", kernels, before)] if before or kernels else [], after
+    again, rest = list[RecomputedStretch](), list[MemoryEvent]()
     inside, start = "", 0
     for event in events:
         if type(event) is Recomputed:
-            again.append(RecomputedStretch(inside, kernels[start:], after))
-            after = []
+            again.append(RecomputedStretch(inside, kernels[start:], tuple(rest)))
+            rest = []
         elif type(event) is InnerCall:
-            again.append(RecomputedStretch(inside, kernels[start : event.kernels], after, event))
-            after = []
+            region = kernels[start : event.kernels]
+            again.append(RecomputedStretch(inside, region, tuple(rest), event))
+            rest = []
             inside, start = "" if event.returns else event.unit, event.kernels
         else:
-            after.append(event)
-    return again, after
+            rest.append(event)
+    return again, tuple(rest)
 
 
 def until_loss_goes(
@@ -137,17 +143,53 @@ def adds_up(event: TapeEvent) -> bool:
     return isinstance(event, Alloc) and is_sum_of_gradients(event.buffer)
 
 
+@dataclass(slots=True)
+class Backwards(Generic[Cut]):
+    """Backwards of modules as a strategy splits their events.
+
+    One that is as in the micro-batch before is the same object: whoever replays memory compares it
+    by identity first.
+    """
+
+    split: Split[Cut]
+    after_sums: frozenset[str]
+    late: frozenset[str] = frozenset()
+    held_by_caller: Sequence[str] = ()
+    waiting: dict[str, list[MemoryEvent]] = field(default_factory=dict)
+    """Events that come with the accumulation of a gradient whose mark may stand in a later module,
+    by parameter."""
+    _last: dict[str, tuple[object, Cut]] = field(default_factory=dict)
+
+    def of(
+        self, module: LoweredModule, tape: Sequence[TapeEvent],
+        born: Callable[[ParameterGradient], Birth], *, first: Sequence[MemoryEvent] = (),
+    ) -> Cut:
+        """The backward of `module`, whose `tape` has the events of `first` before it."""
+        births = [born(event) for event in tape if type(event) is ParameterGradient]
+        sources, known, waited = (first, tape, births), self._last.get(module.fqn), self.waiting
+        if known is not None and not waited and known[0] == sources:
+            return known[1]
+        alone = not waited
+        events = accumulated(
+            tape, births, after_sums=self.after_sums, late=self.late,
+            held_by_caller=self.held_by_caller, waiting=waited,
+        )
+        cut = self.split([*first, *events], module.recompute)
+        if alone and not waited:
+            self._last[module.fqn] = sources, cut
+        return cut
+
+
 def accumulated(
     tape: Iterable[TapeEvent],
-    born: Callable[[ParameterGradient], tuple[list[Alloc], Sequence[MemoryEvent]]],
+    births: Iterable[Birth],
     *,
     after_sums: frozenset[str],
     waiting: dict[str, list[MemoryEvent]],
     late: frozenset[str] = frozenset(),
     held_by_caller: Sequence[str] = (),
 ) -> list[BackwardEvent]:
-    """A module's backward. `born` gives the allocations of a gradient, and what happens once it is
-    accumulated.
+    """A module's backward, with a birth for each gradient.
 
     A node makes its gradients, then frees what it held; then gradients are accumulated. A `late`
     weight is accumulated after its bias although it is made before. Parameters in `after_sums` wait
@@ -158,6 +200,7 @@ def accumulated(
     ordered = list[BackwardEvent]()
     early, then, last = list[MemoryEvent](), list[MemoryEvent](), list[MemoryEvent]()
     is_over = node_makes_more = False
+    born = iter(births)
     for event in tape:
         if type(event) is Free and not node_makes_more and event.buffer not in held_by_caller:
             is_over = True
@@ -175,7 +218,7 @@ def accumulated(
             ordered.append(event)
         elif type(event) is ParameterGradient:
             node_makes_more = event.node_makes_more
-            made, rest = born(event)
+            made, rest = next(born)
             ordered += made
             if rest and event.accumulation_is_marked:
                 waiting.setdefault(event.fqn, []).extend(rest)
@@ -194,7 +237,7 @@ def accumulated(
     return [*ordered, *early, *then, *last]
 
 
-def forward_memory(training: Training, module: LoweredModule) -> list[MemoryEvent]:
+def forward_memory(training: Training, module: LoweredModule) -> tuple[MemoryEvent, ...]:
     """A module's forward; after the last module's autocast empties its cache."""
     last = training.freed_with_autocast_cache if module is training.modules[-1] else ()
-    return [*storage_events(module.forward.memory), *module.sums_losses, *last]
+    return module.forward.events + module.sums_losses + last

@@ -16,14 +16,11 @@ from zsim.autograd.lowered import (
     ParameterGradient,
     TapeEvent,
 )
-from zsim.autograd.lowering.lower_model import loss_buffers
 from zsim.ir.buffers import Buffer, buffer_of, gradient_of
 from zsim.ir.ops import Alloc, Free, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.strategies.building.backward_events import (
-    accumulated,
     forward_memory,
-    recomputed_in_turn,
     until_loss_goes,
 )
 from zsim.strategies.building.step_builder import StepBuilder
@@ -53,7 +50,6 @@ class EngineStep:
     _made: dict[str, list[Buffer]] = field(default_factory=dict)
     _live: set[str] = field(default_factory=set)
     """Gradients that wait for later micro-batches, or for the end."""
-    _waiting: dict[str, list[MemoryEvent]] = field(default_factory=dict)
     _full: list[Bucket] = field(default_factory=list)
     """Buckets whose reduction is not issued yet."""
     _loss: list[MemoryEvent] = field(default_factory=list)
@@ -100,13 +96,9 @@ class EngineStep:
     ) -> None:
         """Compute. Each gradient goes into the bucket, which is reduced before it would overflow;
         or it stays. `again` is told of modules that a recomputation calls."""
-        events = accumulated(
-            self._tape(module),
-            lambda event: self._born(event, reduces=reduces),
-            late=self.gradients.late, after_sums=self.gradients.after_sums,
-            held_by_caller=loss_buffers(self.training.model), waiting=self._waiting,
+        regions, memory = self.gradients.backwards_in_turn.of(
+            module, tuple(self._tape(module)), lambda event: self._born(event, reduces=reduces)
         )
-        regions, memory = recomputed_in_turn(events, module.recompute)
         copies = module.backward.copies
         self.step.copy_saved(module.unit, copies, micro_batch=self.micro_batch)
         waits = self.step.fetch_inputs(module.unit, copies, micro_batch=self.micro_batch)

@@ -6,7 +6,6 @@ frees real ones by these names.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
@@ -19,11 +18,9 @@ from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building import clipping, optimizers
 from zsim.strategies.building.backward_events import (
-    BackwardEvent,
-    accumulated,
+    InTwo,
     forward_memory,
     until_loss_goes,
-    until_recomputed,
 )
 from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, fill_kernel, move_gradients
 from zsim.strategies.building.step_builder import StepBuilder, alloc_of, free_of
@@ -50,9 +47,7 @@ class FlatBufferStep:
     _gathered: dict[str, int] = field(default_factory=dict)
     _gradients: set[str] = field(default_factory=set)
     _shards: set[str] = field(default_factory=set)
-    _made: Counter[str] = field(default_factory=Counter)
-    _waiting: dict[str, list[MemoryEvent]] = field(default_factory=dict)
-    """Gradients to free when a parameter's gradient is accumulated; by parameter."""
+    _made: dict[str, int] = field(default_factory=dict)
     _compute: list[int] = field(default_factory=list)
     _reduced: list[int] = field(default_factory=list)
     _in_place: dict[str, int] = field(default_factory=dict)
@@ -116,7 +111,7 @@ class FlatBufferStep:
             for group in self.model.needs[module.fqn]
             if group.trained and group.fqn not in self._gradients
         ]
-        recomputation, memory = until_recomputed(self._backward_memory(module, missing))
+        recomputation, memory = self._backward_memory(module, missing)
         self.step.copy_saved(module.unit, module.backward.copies, micro_batch=self.micro_batch)
         waits = self.step.fetch_inputs(
             module.unit, module.backward.copies, micro_batch=self.micro_batch
@@ -172,20 +167,19 @@ class FlatBufferStep:
 
     def _backward_memory(
         self, module: LoweredModule, missing: list[FlatGroup]
-    ) -> Iterator[BackwardEvent]:
-        for group in missing:
-            self._gradients.add(group.fqn)
-            yield Alloc(
+    ) -> InTwo:
+        self._gradients.update([group.fqn for group in missing])
+        made = [
+            alloc_of(
                 buffer_of(group.fqn, "gradients"), self.gradient_kind,
                 self.model.full_nbytes(group, self.model.gradient_dtype),
             )
+            for group in missing
+        ]
         tape: Sequence[TapeEvent] = module.backward.memory
         if module is self.model.training.last_of_backward:
             tape, self._loss = until_loss_goes(self.model.training, tape)
-        yield from accumulated(
-            tape, self._born, after_sums=self.model.after_sums,
-            waiting=self._waiting,
-        )
+        return self.model.backwards.of(module, tape, self._born, first=made)
 
     def _born(self, event: ParameterGradient) -> tuple[list[Alloc], list[Free]]:
         """A gradient is made apart; the last of a parameter's gradients lets all of them be added
@@ -194,10 +188,10 @@ class FlatBufferStep:
         fqn = event.fqn
         if event.is_copy and self.model.gradient_dtype == self.model.dtype:
             return [], []
-        self._made[fqn] += 1
-        number, nbytes = self._made[fqn], self.model.numels[fqn] * DTYPE_NBYTES[self.model.dtype]
+        number = self._made[fqn] = self._made.get(fqn, 0) + 1
         over = number == self.model.uses[fqn] and self._made.pop(fqn)
         frees = [free_of(gradient_of(fqn, each)) for each in range(number, 0, -1)] if over else []
+        nbytes = self.model.made_nbytes[fqn]
         return [alloc_of(gradient_of(fqn, number), "temporaries", nbytes)], frees
 
     def release_loss(self) -> None:

@@ -13,7 +13,12 @@ from zsim.ir.buffers import Buffer, buffer_of
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind
 from zsim.models.training_options import DTYPE_NBYTES, Offload
-from zsim.strategies.building.backward_events import accumulated_after_sums, late_weights
+from zsim.strategies.building.backward_events import (
+    Backwards,
+    InTwo,
+    accumulated_after_sums,
+    until_recomputed,
+)
 from zsim.strategies.building.kernels import MASTER_DTYPE, accumulate_kernel, copy_kernel
 from zsim.strategies.building.parameters import used_parameters
 from zsim.strategies.building.step_builder import StepBuilder
@@ -125,20 +130,19 @@ class FlatModel:
         return by_module
 
     @cached_property
-    def late(self) -> frozenset[str]:
-        """Weights whose gradients are added after their bias's."""
-        return late_weights(self.training)
-
-    @cached_property
-    def after_sums(self) -> frozenset[str]:
-        """Parameters whose gradients are accumulated after their node's others have been added up.
-        """
-        return accumulated_after_sums(self.training)
+    def backwards(self) -> Backwards[InTwo]:
+        """The memory of each module's backward, up to the end of its recomputation and after it."""
+        return Backwards(until_recomputed, accumulated_after_sums(self.training))
 
     @cached_property
     def numels(self) -> dict[str, int]:
         """The elements of each parameter."""
         return {parameter.fqn: parameter.numel for parameter in self.training.model.parameters}
+
+    @cached_property
+    def made_nbytes(self) -> dict[str, int]:
+        """The bytes of each gradient as autograd makes it, by parameter."""
+        return {fqn: numel * DTYPE_NBYTES[self.dtype] for fqn, numel in self.numels.items()}
 
     @cached_property
     def stepped(self) -> list[int]:

@@ -24,7 +24,7 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, MemoryKind, OpKind
 from zsim.models.spec import ROOT, is_model_input
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies.building.backward_events import recomputed_in_turn, until_loss_goes
+from zsim.strategies.building.backward_events import until_loss_goes
 from zsim.strategies.building.kernels import accumulate_kernel
 from zsim.strategies.building.step_builder import StepBuilder, alloc_of, free_of
 from zsim.strategies.building.training import Training
@@ -95,23 +95,24 @@ class Passes(StepBuilder):
         live.difference_update(gone)
         return [free_of(name) for name in gone]
 
-    def forward(self, module: LoweredModule, *, holds: bool = False) -> list[MemoryEvent]:
+    def forward(self, module: LoweredModule, *, holds: bool = False) -> Sequence[MemoryEvent]:
         """The forward of a module, without the casts that `cast_input` has made.
 
         A module's call holds its inputs until its hooks have run. With `holds` the frees of these
         inputs are left out, and returned.
         """
-        memory = storage_events(module.forward.memory)
+        memory = module.forward.events
         if module is self.reads_cast_input:
-            memory = [event for event in memory if not makes_model_input(event)]
-        held: list[MemoryEvent] = []
+            memory = tuple([event for event in memory if not makes_model_input(event)])
+        end = len(memory)
         while (
             holds
-            and memory
-            and isinstance(memory[-1], Free)
-            and self._is_input(memory[-1].buffer, module)
+            and end
+            and isinstance(last := memory[end - 1], Free)
+            and self._is_input(last.buffer, module)
         ):
-            held.insert(0, memory.pop())
+            end -= 1
+        memory, held = memory[:end], memory[end:]
         if module.forward == NOTHING:  # of a block that does nothing before or after a unit in it
             return held
         self.waits += self.save_inputs(
@@ -171,7 +172,7 @@ class Passes(StepBuilder):
         if module is self.training.last_of_backward:
             tape, ended = until_loss_goes(self.training, tape)
             self.loss += ended
-        again, memory = recomputed_in_turn(self.gradients.events(tape, self.live), module.recompute)
+        again, memory = self.gradients.events(module, tape, self.live)
         self.copy_saved(module.unit, module.backward.copies, micro_batch=self.micro_batch)
         self.waits += self.fetch_inputs(
             module.unit, module.backward.copies, micro_batch=self.micro_batch
@@ -219,7 +220,7 @@ class Passes(StepBuilder):
         module: LoweredModule,
         *,
         kernels: tuple[Kernel, ...],
-        memory: list[MemoryEvent],
+        memory: Sequence[MemoryEvent],
         reads: tuple[str, ...] | None = None,
     ) -> None:
         waits, self.waits = self.waits, []

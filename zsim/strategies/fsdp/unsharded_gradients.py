@@ -4,7 +4,7 @@ autograd's engine."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from zsim.autograd.lowered import (
@@ -15,7 +15,7 @@ from zsim.autograd.lowered import (
 )
 from zsim.ir.buffers import Buffer, form_of, unsharded_gradient_of
 from zsim.ir.ops import Alloc, Free, MemoryEvent
-from zsim.strategies.building.backward_events import BackwardEvent, accumulated
+from zsim.strategies.building.backward_events import Backwards, InTurn
 from zsim.strategies.building.step_builder import alloc_of, free_of
 
 
@@ -25,8 +25,7 @@ class UnshardedGradients:
     parameter, by fqn."""
 
     nbytes: dict[str, int]
-    after_sums: frozenset[str]
-    """Parameters whose gradients are accumulated after their node's others have been added up."""
+    backwards: Backwards[InTurn]
     uses_left: Counter[str] = field(default_factory=Counter)
     """Gradients of each parameter still to come in this backward: a tied one has several, summed
     before they are kept."""
@@ -34,8 +33,6 @@ class UnshardedGradients:
     born: set[str] = field(default_factory=set)
     """Parameters whose gradient this backward has made anew, rather than found from an earlier
     micro-batch."""
-    waiting: dict[str, list[MemoryEvent]] = field(default_factory=dict)
-    """Frees that come with the accumulation of a gradient, by parameter."""
     of_views: bool = False
     """Parameters are views (FSDP1). A view's own backward runs last, and copies a gradient that has
     another layout. A gradient that a sum has expanded it flattens without a copy."""
@@ -67,19 +64,18 @@ class UnshardedGradients:
             if type(event) is Alloc and event.nbytes == self.element
         }
 
-    def events(self, tape: Iterable[TapeEvent], live: set[Buffer]) -> list[BackwardEvent]:
-        """A module's backward; `live` are the rank's live buffers, and learns of gradients that are
-        born.
+    def events(
+        self, module: LoweredModule, tape: Sequence[TapeEvent], live: set[Buffer]
+    ) -> InTurn:
+        """A module's backward, of which `tape` is done here, as `recomputed_in_turn` splits it;
+        `live` are the rank's live buffers, and learns of gradients that are born.
 
         A gradient that finds an older one is added to it when it is accumulated; `added` names
         those.
         """
         self.added = []
-        tape = self._left_to_views(tape) if self.of_views else tape
-        return accumulated(
-            tape, lambda event: self._born(event, live), after_sums=self.after_sums,
-            waiting=self.waiting,
-        )
+        tape = tuple(self._left_to_views(tape)) if self.of_views else tape
+        return self.backwards.of(module, tape, lambda event: self._born(event, live))
 
     def _left_to_views(self, tape: Iterable[TapeEvent]) -> Iterator[TapeEvent]:
         """The tape without the copies of gradients that lie otherwise than their parameters, and

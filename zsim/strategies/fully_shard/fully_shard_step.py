@@ -14,7 +14,11 @@ from zsim.ir.mesh import Mesh
 from zsim.ir.ops import MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies.building.backward_events import accumulated_after_sums
+from zsim.strategies.building.backward_events import (
+    Backwards,
+    accumulated_after_sums,
+    recomputed_in_turn,
+)
 from zsim.strategies.building.parameters import units_read, units_read_by_blocks
 from zsim.strategies.building.training import Training
 from zsim.strategies.fsdp.unsharded_gradients import UnshardedGradients
@@ -42,7 +46,7 @@ class FullyShardStep(ReducingStep):
             mesh=mesh,
             gradients=UnshardedGradients(
                 nbytes={p.fqn: p.numel * element for p in model.parameters},
-                after_sums=accumulated_after_sums(training),
+                backwards=Backwards(recomputed_in_turn, accumulated_after_sums(training)),
             ),
             reads=units_read(model),
             block_reads=units_read_by_blocks(model) if model.nested else {},

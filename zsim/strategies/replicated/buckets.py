@@ -9,11 +9,22 @@ from functools import cached_property, partial
 from itertools import pairwise
 
 from zsim.autograd.lowered import Accumulated, ParameterGradient
+from zsim.autograd.lowering.lower_model import loss_buffers
 from zsim.ir.buffers import bucket_of, buffer_of
 from zsim.ir.ops import Alloc, Kernel
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies.building.backward_events import accumulated_after_sums, late_weights
+from zsim.strategies.building.backward_events import (
+    Backwards,
+    Cut,
+    InTurn,
+    InTwo,
+    Split,
+    accumulated_after_sums,
+    late_weights,
+    recomputed_in_turn,
+    until_recomputed,
+)
 from zsim.strategies.building.kernels import (
     MASTER_DTYPE,
     accumulate_kernel,
@@ -198,15 +209,20 @@ class ReplicatedModel:
         return {parameter.fqn: index for index, parameter in enumerate(ready_order(self.training))}
 
     @cached_property
-    def late(self) -> frozenset[str]:
-        """Weights whose gradients are added after their bias's."""
-        return late_weights(self.training)
+    def backwards(self) -> Backwards[InTwo]:
+        """The memory of each module's backward, up to the end of its recomputation and after it."""
+        return self._backwards(until_recomputed)
 
     @cached_property
-    def after_sums(self) -> frozenset[str]:
-        """Parameters whose gradients are accumulated after their node's others have been added up.
-        """
-        return accumulated_after_sums(self.training)
+    def backwards_in_turn(self) -> Backwards[InTurn]:
+        """The same, split at calls of units in the block too."""
+        return self._backwards(recomputed_in_turn)
+
+    def _backwards(self, split: Split[Cut]) -> Backwards[Cut]:
+        return Backwards(
+            split, accumulated_after_sums(self.training), late_weights(self.training),
+            held_by_caller=loss_buffers(self.training.model),
+        )
 
     @cached_property
     def last_module(self) -> dict[str, str]:

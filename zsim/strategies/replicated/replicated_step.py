@@ -7,17 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from zsim.autograd.lowered import LoweredModule, ParameterGradient, storage_events
-from zsim.autograd.lowering.lower_model import loss_buffers
+from zsim.autograd.lowered import LoweredModule, ParameterGradient
 from zsim.ir.buffers import Buffer, bucket_of, buffer_of, form_of, gradient_of, numbered
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.spec import ROOT
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building import clipping, optimizers
 from zsim.strategies.building.backward_events import (
-    accumulated,
     forward_memory,
-    until_recomputed,
 )
 from zsim.strategies.building.kernels import MASTER_DTYPE, move_gradients
 from zsim.strategies.building.step_builder import StepBuilder, alloc_of, free_of
@@ -37,8 +34,6 @@ class ReplicatedStep:
     _live: dict[str, None] = field(default_factory=dict)
     _viewed: bool = False
     _made: dict[str, list[Buffer]] = field(default_factory=dict)
-    _waiting: dict[str, list[MemoryEvent]] = field(default_factory=dict)
-    """Events that come with the accumulation of a gradient, by parameter."""
     _compute: int = 0
     _reductions: list[int] = field(default_factory=list)
     _reduced: list[int] = field(default_factory=list)
@@ -60,7 +55,6 @@ class ReplicatedStep:
             step=StepBuilder(list(self.step.ops), list(self.step.parts)),
             _live=dict(self._live),
             _made=made,
-            _waiting={fqn: list(events) for fqn, events in self._waiting.items()},
             _reductions=list(self._reductions),
             _reduced=list(self._reduced),
         )
@@ -115,8 +109,9 @@ class ReplicatedStep:
             made = [
                 Alloc(form_of(loss.buffer, "copy"), "temporaries", loss.nbytes) for loss in losses
             ]
-            index = len(list(storage_events(module.forward.memory)))
-            memory[index:index] = [*made, *(Free(copy.buffer) for copy in made)]
+            index = len(module.forward.events)
+            dropped = [Free(copy.buffer) for copy in made]
+            memory = (*memory[:index], *made, *dropped, *memory[index:])
         waits = self.step.save_inputs(
             module.unit, module.forward.copies, micro_batch=self.micro_batch
         )
@@ -132,13 +127,10 @@ class ReplicatedStep:
         buckets = self.buckets if synchronises and self.model.casts else ()
         if self._casts_of is not buckets:
             self._casts, self._casts_of = self._casts_by_gradient() if buckets else {}, buckets
-        tape = accumulated(
-            module.backward.memory,
+        recomputation, memory = self.model.backwards.of(
+            module, module.backward.memory,
             partial(self._born, into_buckets=synchronises and self.model.views),
-            late=self.model.late, after_sums=self.model.after_sums,
-            held_by_caller=loss_buffers(self.model.training.model), waiting=self._waiting,
         )
-        recomputation, memory = until_recomputed(tape)
         self.step.copy_saved(module.unit, module.backward.copies, micro_batch=self.micro_batch)
         waits = self.step.fetch_inputs(
             module.unit, module.backward.copies, micro_batch=self.micro_batch

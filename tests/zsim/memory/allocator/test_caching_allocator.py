@@ -44,9 +44,11 @@ def state(allocator: CachingAllocator) -> tuple[int, int, int]:
     return allocator.reserved, allocator.active, allocator.allocated
 
 
-def run(allocator: CachingAllocator, steps: list[tuple[int, str, int]]):
+def run(
+    allocator: CachingAllocator, steps: list[tuple[int, str, int]], live: list[Block] | None = None
+):
     """Do `steps`; yields the live blocks after each."""
-    live: list[Block] = []
+    live = [] if live is None else live
     for nbytes, stream, choice in steps:
         if choice % 2 and live:
             allocator.free(live.pop(choice % len(live)))
@@ -378,6 +380,33 @@ def test_a_capacity_is_never_exceeded_and_nothing_is_refused_before_a_release(
             assert allocator.reserved <= mebibytes * MIB
     except DeviceFullError:
         assert allocator.num_releases > 0
+
+
+def whole(allocator: CachingAllocator) -> tuple[object, ...]:
+    """All that an allocator has, with the addresses."""
+    return (
+        *state(allocator), allocator.taken, allocator.freed,
+        [(b.address, b.size, b.requested) for blocks in allocator.segments() for b in blocks],
+        {key: [each[:-1] for each in (*pool.free, *pool.unmapped)]
+         for key, pool in allocator.pools.items()},
+    )
+
+
+@given(STEPS, STEPS, st.booleans())
+def test_a_copy_goes_on_as_the_allocator_does_and_neither_moves_the_other(
+    before, after, expandable
+):
+    allocator = CachingAllocator(expandable_segments=expandable)
+    live = ([], *run(allocator, before))[-1]
+    copy, twins = allocator.copy()
+    copied, own = whole(allocator), [twins[block] for block in live]
+    assert whole(copy) == copied
+    for living in run(copy, after, own):
+        check(copy, living)
+    assert whole(allocator) == copied
+    for living in run(allocator, after, live):
+        check(allocator, living)
+    assert whole(copy) == whole(allocator)
 
 
 @pytest.mark.parametrize("index", [0, 1])

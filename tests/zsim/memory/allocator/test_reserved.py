@@ -16,10 +16,16 @@ from tests.support.cases.sampling import WHOLE
 from zsim.errors import ProgramError
 from zsim.ir import ledger_replay as memory
 from zsim.ir.ops import Alloc, DriverCalls, Free, Kernel, MemoryEvent, Op, OpKind, Stream
-from zsim.ir.program import RankProgram
+from zsim.ir.program import RankProgram, begin_alike
 from zsim.memory.allocator.caching_allocator import SMALL_SEGMENT, DeviceFullError
-from zsim.memory.allocator.reserved import AllocatorRecord, built_elsewhere, replay
+from zsim.memory.allocator.reserved import (
+    AllocatorRecord,
+    built_elsewhere,
+    replay,
+    replay_each,
+)
 from zsim.memory.allocator.snapshot import snapshot
+from zsim.memory.equal_micro_batches import micro_batches
 from zsim.scenario.plan import plan
 from zsim.testing.strategies import scenarios
 
@@ -270,6 +276,36 @@ def test_micro_batches_that_are_passed_over_do_what_the_one_before_did(case, sho
             except DeviceFullError as error:
                 told.append(str(error))
         assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize(("strategy", "accumulation", "once"), [
+    ({"name": "fsdp2"}, 5, True), ({"name": "fsdp2", "reshard_after_forward": False}, 1, True),
+    ({"name": "zero_redundancy"}, 2, True), ({"name": "fsdp2"}, 1, False),
+])
+def test_ranks_whose_first_passes_are_followed_once_have_the_records_of_each_alone(
+    strategy, accumulation, once, expandable
+):
+    ranks = plan(zsim.Scenario(
+        model={"family": "gpt", "sizes": {"num_layers": 2, "hidden_size": 24, "num_heads": 2,
+                                          "vocabulary": 97, "max_positions": 8}},
+        batch={"micro_batch": 1, "sequence_length": 8, "accumulation": accumulation},
+        cluster={"preset": "dgx-h100", "ranks": 4}, strategy=strategy,
+    ), device="cuda").ranks
+    assert len(ranks) > 1
+    if not once:
+        ranks = tuple(replace(rank, first=tuple(map(replace, rank.first))) for rank in ranks)
+    passes = min(begin_alike(ranks[0].first, each.first) for each in ranks)
+    assert (passes > micro_batches(ranks[0], "first")[-1]) is once
+    together = replay_each(ranks, expandable_segments=expandable, workspace_bytes=4 * MIB)
+    for rank, records in zip(ranks, together, strict=True):
+        alone = replay(
+            rank, expandable_segments=expandable, workspace_bytes=4 * MIB, empty_cache="first"
+        )
+        assert records == alone
+        for phase, record in alone.items():
+            assert records[phase].driver_calls == record.driver_calls
+            assert records[phase].repeats == record.repeats
 
 
 def test_what_the_second_step_does_once_comes_between_the_two_and_is_counted_to_neither():
