@@ -299,7 +299,8 @@ def _end(process: subprocess.Popen[bytes], stopped: StoppedProcesses) -> None:
     while time.monotonic() < limit:
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=POLL_S)
-            return
+            break
         stopped.end()
-    os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # it has left none
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
