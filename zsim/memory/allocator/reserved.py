@@ -173,7 +173,6 @@ def replay(
     allocator; zsim.memory.non_torch knows both. Without a capacity nothing is released within a
     phase. With one the steady step is repeated, up to `SETTLED` times, until it calls the driver no
     more; the last counts. `empty_cache`: the phase before which torch.cuda.empty_cache is called.
-    `marks`: ops before which a record has the allocator's state, by phase.
 
     ProgramError where a buffer is allocated twice or freed without being live; DeviceFullError
     where `capacity` does not suffice.
