@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from zsim.cluster.cluster import ClusterSpec
 from zsim.engine.execution import Execution
 from zsim.engine.faults.fault import Fault
-from zsim.errors import ScenarioError, ZsimError
+from zsim.errors import ScenarioError
 from zsim.io.units import counted, parse_time
 from zsim.ir.mesh import AXES, Mesh
 from zsim.models import wrapping
@@ -156,10 +156,7 @@ def _trained_part(model: ModelSpec, table: Any, patterns: tuple[str, ...]) -> Mo
 
 def _options(strategy: Any) -> Any:
     kind = STRATEGIES[strategy.name].options
-    try:
-        return kind(**{field.name: getattr(strategy, field.name) for field in fields(kind)})
-    except (ValueError, ZsimError) as error:
-        raise ScenarioError((f"strategy: {error}",)) from None
+    return kind(**{field.name: getattr(strategy, field.name) for field in fields(kind)})
 
 
 def _mesh(strategy: Any, cluster: ClusterSpec) -> Mesh:
