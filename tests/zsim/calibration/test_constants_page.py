@@ -102,13 +102,15 @@ def test_the_page_names_no_constant_that_is_gone() -> None:
     assert code - names == set()
 
 
-@pytest.mark.parametrize("name", [name for name in OF_MODEL if name in ROWS])
+@pytest.mark.parametrize(
+    "name", [name for name in OF_MODEL if name in ROWS and re.search(r"\d", ROWS[name][0])]
+)
 def test_values_in_code_are_those_of_the_page(name: str) -> None:
     values = numbers(OF_MODEL[name])
     written = re.findall(r"\d+(?:\.\d+)?", ROWS[name][0])
     if len(values) <= FEW and not re.search(r"\d to \d", ROWS[name][0]):
         assert {as_written(value) for value in values} <= {*written}
-    elif written:
+    else:
         ends = sorted(map(float, written))
         assert (min(values), max(values)) == (ends[0], ends[-1])
 
