@@ -7,9 +7,9 @@ import gc
 from zsim.ir.gc_pause import uncollected
 
 with uncollected():  # looking for garbage meanwhile would take a fifth of the time
-    import torch._dynamo as dynamo  # which torch imports for a rank's optimizer
+    import zreal.rank.run as run  # isort: skip, ranks have it though what follows fails
 
-    import zreal.rank.run as run
+    import torch._dynamo as dynamo  # which torch imports for a rank's optimizer
 
     gc.freeze()
 

@@ -51,6 +51,8 @@ DEFAULT_CLUSTERS: dict[str, str] = {"cpu": "cpu-gloo", "cuda": "dgx-h100"}
 """Clusters that stand for a real backend's own devices where the scenario's cluster is of another
 kind."""
 
+FEW_RANKS = "a few ranks, which suffice where all meet in each collective, and nothing is on hosts"
+"""Ranks whose times may be asked for alone, in words."""
 MOST_SENDERS = 512
 """Ranks of a kind, from the first and from the last, whose sent bytes are computed; ring neighbours
 differ by a byte."""
@@ -103,7 +105,8 @@ class SimBackend:
         stepwise = costs.execution.detail == "steps"
         every = options.all_ranks or stepwise
         program = _program(
-            scenario, cluster, all_ranks=every, torch=self.torch, few=options.ranks is not None
+            scenario, cluster, all_ranks=every, torch=self.torch,
+            kept=None if options.ranks is None else len(options.ranks),
         )
         program = self.on_device(program, scenario, cluster)
         if _is_unlike(scenario) and not every:
@@ -156,19 +159,20 @@ def require_lawful(scenario: Scenario, *, device: str) -> None:
 
 def _program(
     scenario: Scenario, cluster: ClusterSpec, *, all_ranks: bool, torch: TorchVersion = NEWEST,
-    few: bool = False,
+    kept: int | None = None,
 ) -> Program:
     """The Program, held to the rules of the IR but for its memory, which `_phases` replays.
 
-    A `few` of the ranks are kept, or all that are simulated.
+    `kept`: the number of ranks whose times are kept; None: of all that are simulated.
     """
-    unlike = _is_unlike(scenario)
-    by_columns = few and unlike and not all_ranks
-    if problem := scenario.work.problem(all_ranks=all_ranks or unlike, by_columns=by_columns):
-        fits = unlike and not scenario.work.problem(all_ranks=True, by_columns=True)
+    unlike, work = _is_unlike(scenario), scenario.work
+    fits = unlike and not all_ranks and not work.problem(all_ranks=True, by_columns=True)
+    few = kept is not None and not replace(work, num_ranks=kept).problem(all_ranks=True)
+    problem = "" if fits and few else work.problem(all_ranks=all_ranks or unlike)
+    if problem:
         raise WorkError(
             where=scenario.name, expected="less work", found=problem,
-            remedy="or ask for the times of some ranks alone" if fits and not all_ranks else "",
+            remedy=f"or ask for the times of {FEW_RANKS}" if fits else "",
         )
     program = plan(scenario, device=cluster.kind, torch=torch)
     if not in_step_off_device(program) and (problem := scenario.work.problem(all_ranks=True)):
@@ -187,7 +191,10 @@ def _require_columns(program: Program, scenario: Scenario, costs: Costs) -> None
     if problem and not is_by_columns(
         prepared_step(faulty_program(program, scenario.faults), costs=costs)
     ):
-        raise WorkError(where=scenario.name, expected="less work", found=problem)
+        raise WorkError(
+            where=scenario.name, expected="less work", found=problem,
+            remedy=f"also for {FEW_RANKS}",
+        )
 
 
 def cluster_for(scenario: Scenario, device: str | None, *, preset: str = "") -> ClusterSpec:

@@ -19,15 +19,19 @@ from zsim.engine.simulate_step import prepared_step, timeline_of, timeline_of_ma
 from zsim.memory.full_device import filled
 from zsim.scenario.plan import planned
 
-SIMILAR = ("fsdp2", "fsdp1", "ddp", "zero1", "zero2", "zero3")
+SIMILAR = (
+    "fsdp2", "fsdp1", "ddp", "zero1", "zero2", "zero3", "zero_redundancy", "deepspeed1",
+    "deepspeed2", "deepspeed3",
+)
 """Strategies whose ranks may all have the same ops and one communicator."""
+PAUSES = ("step_overhead", "micro_batch_overhead", "issue_kernel")
 MEANS = ("300 ns", "20 us", "700 us", "20 ms")
 
 
 @st.composite
 def with_distinct_ranks(draw: st.DrawFn, strategies: tuple[str, ...] = SIMILAR) -> zsim.Scenario:
     """A scenario of one of the `strategies` on up to 16 ranks with jitter of some kind. A rank may
-    be slow or late besides."""
+    be slow or late besides, and the trainer may pause."""
     scenario, _ = draw(cases(draw(st.sampled_from(strategies)), two_nodes=draw(st.booleans())))
     faults: list[dict[str, Any]] = [{
         "kind": "jitter", "mean": draw(st.sampled_from(MEANS)),
@@ -42,7 +46,9 @@ def with_distinct_ranks(draw: st.DrawFn, strategies: tuple[str, ...] = SIMILAR) 
         faults.append({
             "kind": "late_start", "rank": draw(rank), "by": draw(st.sampled_from(MEANS)),
         })
-    return scenario.with_(faults=faults)
+    paused = draw(st.lists(st.sampled_from(PAUSES), unique=True))
+    execution = {key: draw(st.sampled_from(["2 us", "200 us", "3 ms"])) for key in paused}
+    return scenario.with_(faults=faults, execution=execution)
 
 
 def outcome(scenario: zsim.Scenario) -> str:

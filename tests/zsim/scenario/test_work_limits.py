@@ -48,7 +48,7 @@ def test_distinct_ranks_by_columns_may_be_more():
     assert many.problem(all_ranks=True) != ""
     assert many.problem(all_ranks=True, by_columns=True) == ""
     assert replace(many, passes=2).problem(all_ranks=True, by_columns=True).startswith(
-        "expected ranks × param groups × micro-batches of at most 3,000,000"
+        "expected ranks × param groups × micro-batches of at most 2,200,000"
     )
 
 

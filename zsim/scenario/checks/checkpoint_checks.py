@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from zsim.errors import listed
-from zsim.models.saving import OF_DEEPSPEED
+from zsim.models.saving import OF_DEEPSPEED, Checkpoint
 from zsim.strategies import STRATEGIES
 
+BY_DEFAULT = Checkpoint()
 
 def problems(parts: Any) -> Iterator[str]:
     """Refusals of the checkpoints of a Scenario, or of the parts of one, one line each."""
@@ -31,6 +32,13 @@ def problems(parts: Any) -> Iterator[str]:
         )
     if checkpoint.format == "universal":
         yield from _universal_problems(parts)
+    else:
+        for key in ("extract_workers", "merge_workers"):
+            if getattr(checkpoint, key) != getattr(BY_DEFAULT, key):
+                yield (
+                    f'checkpoint.{key}: expected only with format = "universal", whose conversion '
+                    f'has such processes, found with "{checkpoint.format}"'
+                )
     if checkpoint.asynchronous and checkpoint.format != "sharded":
         yield (
             'checkpoint.asynchronous: expected only with format = "sharded", which torch DCP '

@@ -261,6 +261,12 @@ def test_a_save_that_outlasts_its_interval_is_told() -> None:
     ({"format": "consolidated", "asynchronous": True},
      'checkpoint.asynchronous: expected only with format = "sharded", which torch DCP writes so, '
      'found with "consolidated"'),
+    ({"extract_workers": 3},
+     'checkpoint.extract_workers: expected only with format = "universal", whose conversion has '
+     'such processes, found with "sharded"'),
+    ({"strategy": "deepspeed2", "format": "deepspeed", "merge_workers": 3},
+     'checkpoint.merge_workers: expected only with format = "universal", whose conversion has '
+     'such processes, found with "deepspeed"'),
     ({"cluster": "pcie-box", "asynchronous": True},
      "cluster: expected a table file_system with bandwidth, of all ranks, and rank_bandwidth, "
      "found none in pcie-box; name a cluster.file that has it"),
