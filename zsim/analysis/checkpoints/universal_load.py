@@ -21,7 +21,7 @@ from zsim.analysis.checkpoints.files.universal import (
 )
 from zsim.analysis.checkpoints.program import InSequence, RankFiles, pageable
 from zsim.analysis.checkpoints.state import TrainingState
-from zsim.ir.buffers import Buffer, numbered
+from zsim.ir.buffers import Buffer, buffer_of, numbered
 from zsim.ir.ops import Free, HostEvent
 from zsim.strategies.building.step_builder import StepBuilder
 
@@ -60,7 +60,7 @@ def _pieces(work: InSequence, reads: Sequence[FileRead], num_keys: int) -> None:
             file = numbered(TENSORS[key], number)
             work.add(pageable(file, read.nbytes), *before, read=read.nbytes)
             if key < len(kept):  # a moment
-                kept[key].append(numbered(f"piece of {TENSORS[key]}", number))
+                kept[key].append(buffer_of(TENSORS[key], "piece", number))
                 work.add(pageable(kept[key][-1], read.used), copied=read.used)
             else:
                 work.add(loaded=read.used)
