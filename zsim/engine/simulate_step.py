@@ -35,8 +35,6 @@ Settled = Callable[[Losses, Losses, Timeline], bool]
 ROUNDS = 16
 """Most rounds. Each changes the losses by a fraction of the change of the round before: seven
 tenths where FSDP1's copies overlap much."""
-
-
 MANY = 16
 """Least rank programs of which a step is simulated by columns, where these have the same ops."""
 

@@ -23,13 +23,13 @@ def draws_ns(jitter: Jitter, *, rank: int, ops: Iterable[int]) -> list[int]:
     are drawn in one loop."""
     begin, mean, quantile = f"{jitter.seed}/{rank}/", jitter.mean_ns, QUANTILES[jitter.distribution]
     return [
-        round(mean * quantile(((int.from_bytes(digest) >> 12) + 0.5) * ONE))  # never of 0 or 1
+        round(mean * quantile(((int.from_bytes(digest) >> 12) + 0.5) * SPACING))  # never of 0 or 1
         for op in ops
         for digest in (blake2b(f"{begin}{op}".encode(), digest_size=8).digest(),)
     ]
 
 
-ONE = 2.0**-52
+SPACING = 2.0**-52
 """The distance of shares that are drawn."""
 
 
