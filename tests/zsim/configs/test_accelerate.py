@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import zsim
@@ -147,7 +149,8 @@ def arguments(folder, **more):
 
 def test_arguments_without_fsdp_are_ddp(tmp_path):
     assert arguments(tmp_path) == {
-        "model": {"preset": "gpt-tiny"}, "cluster": {"preset": "cpu-gloo", "ranks": 4},
+        "model": {"preset": "gpt-tiny", "loss_dtype": "float32"},
+        "cluster": {"preset": "cpu-gloo", "ranks": 4},
         "batch": {"micro_batch": 2, "accumulation": 4, "sequence_length": 32},
         "strategy": {"name": "ddp"}, "precision": {"autocast": "bf16"},
         "optimizer": {
@@ -156,6 +159,28 @@ def test_arguments_without_fsdp_are_ddp(tmp_path):
         },
         "activation_checkpointing": {"mode": "full"},
     }
+
+
+def test_a_preset_keeps_what_the_module_of_its_config_json_keeps(tmp_path):
+    """The loss is in float32 there, which for a large vocabulary is a third of the peak."""
+    (tmp_path / "llama.json").write_text(json.dumps({
+        "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192,
+        "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 64, "vocab_size": 128256, "hidden_act": "silu", "tie_word_embeddings": True,
+    }))
+
+    def peak(model, **settings):
+        result = imported(
+            tmp_path, ARGUMENTS | {"max_length": 2048, "fsdp": "full_shard", "fsdp_config": {}},
+            name="args.json", model=model, cluster="dgx-h100", cluster__ranks=None,
+            cluster__nodes=1, batch__micro_batch=None, batch__sequence_length=None, **settings,
+        )
+        return zsim.simulate(result.scenario).peak_memory
+
+    of_module = peak(str(tmp_path / "llama.json"))
+    assert peak("llama-3.2-1b") == pytest.approx(of_module, rel=0.005)
+    narrow = {"model__loss_dtype": "model", "execution__norms": "fused"}
+    assert peak("llama-3.2-1b", **narrow) < 0.8 * of_module
 
 
 def test_torchaos_optimizer_in_eight_bits_is_not_that_in_four_bytes(tmp_path):
