@@ -361,3 +361,41 @@ def deaf() -> dict[str, Any]:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     return perceptron()
+
+
+class Routed(nn.Module):
+    """Experts in one product of groups, chosen in float32, as those of transformers are.
+
+    Softmax cancels the `shift` of all scores, so its gradient is mostly rounding error.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+        self.router = nn.Linear(16, 2)
+        self.shift = nn.Parameter(torch.zeros(1))
+        self.experts = nn.Parameter(torch.randn(2, 16, 16) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        shares = (self.router(x.float()) + self.shift).softmax(-1).to(x.dtype)
+        ends = torch.tensor([4, 8], dtype=torch.int32)
+        return (torch._grouped_mm(x, self.experts, offs=ends) * shares[:, :1]).square().mean()
+
+
+def routed() -> dict[str, Any]:
+    """Operators that refuse float64."""
+    return {"module": Routed(), "inputs": [torch.randn(8, 16)]}
+
+
+class Selecting(Perceptron):
+    """Rows chosen by their values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[torch.where(x[:, 0] > 0)])
+
+
+def selecting() -> dict[str, Any]:
+    """A shape that follows from data."""
+    return {"module": Selecting(), "inputs": [torch.randn(4, 16)]}

@@ -234,6 +234,28 @@ def test_a_tensor_that_the_first_forward_keeps_is_a_buffer_and_not_measured(
         zsim.validate(case, against="fake", module=f"{OWN}caching")
 
 
+def test_operators_that_refuse_float64_are_compared_in_float32(tmp_path: Path) -> None:
+    """Rounding error is still told: a shift of all scores has no gradient of its own."""
+    case = with_module(zsim.load(scenario(tmp_path, '"ddp"')), f"{OWN}routed", device="cpu")
+    trained = SingleProcess(case).train(3)
+    assert trained.directionless["shift"].all()
+    assert not trained.directionless["experts"].any()
+
+
+def test_a_refusal_has_the_line_of_the_users_forward(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = HERE.read_text().splitlines()
+    line = next(n for n, text in enumerate(lines, 1) if "torch.where" in text)
+    file = scenario(tmp_path, '"fsdp2"')
+    assert main(["run", file, "--module", f"{OWN}selecting"]) == 2
+    first, *_, frame, _, _, last = capsys.readouterr().err.rstrip().splitlines()
+    assert "aten::nonzero: expected shapes" in first
+    assert f"line {line}, in forward)" in first
+    assert frame == f'  File "{HERE}", line {line}, in forward'
+    assert last.endswith("DynamicOutputShapeException: aten.nonzero.default")
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [

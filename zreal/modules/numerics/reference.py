@@ -6,10 +6,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from zreal.modules import modules
 from zreal.modules.initial_values import DTYPES
@@ -219,7 +222,8 @@ class _Noise:
     def look(self, model: modules.Model, *, step: int) -> None:
         """Compare the gradients of `model` with those of its parameters in float64."""
         self.exact.take(model)
-        _accumulate(self.exact, step=step)
+        with _Float64WherePossible():
+            _accumulate(self.exact, step=step)
         pairs = zip(model.named_parameters(), self.exact.first.parameters(), strict=True)
         for (name, rounded), precise in pairs:
             if rounded.grad is not None and precise.grad is not None:
@@ -229,6 +233,27 @@ class _Noise:
         # the float64 copy goes where it is that of the first step alone
         is_kept = self.exact.dtype != "float32"
         self.exact = self.exact if is_kept else replace(self.exact)
+
+
+class _Float64WherePossible(TorchDispatchMode):
+    """Runs in float32 the operators that refuse float64, alone or beside a cast of the module's own
+    to float32."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            if func._schema.is_mutable:
+                raise
+            args, kwargs = _cast((args, kwargs), torch.float64, torch.float32)
+            return _cast(func(*args, **kwargs), torch.float32, torch.float64)
+
+
+def _cast(tree: Any, dtype: torch.dtype, other: torch.dtype) -> Any:
+    return tree_map_only(Tensor, lambda t: t.to(other) if t.dtype == dtype else t, tree)
 
 
 def _copies(spec: ModelSpec, model: modules.Model) -> dict[str, Tensor]:

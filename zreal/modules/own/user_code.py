@@ -81,21 +81,31 @@ def add_location(error: ZsimError, code: object) -> None:
     """Add file and line, and the traceback, to an `error` of ours that one of the user's caused."""
     cause = error.__cause__
     if cause is not None and not isinstance(cause, ZsimError):
-        error.found += _location(cause, code)
-        error.details = _traceback(cause)
+        # where ours took its place beneath the user's code, ours alone has the user's frames
+        frames = [*_frames(error), *_frames(cause)]
+        error.found += _location(cause, code, frames)
+        while frames and not _is_users(frames[-1].filename):
+            del frames[-1]
+        error.details = _traceback(cause, frames or _frames(cause))
 
 
-def _location(error: BaseException, code: object) -> str:
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    return list(traceback.extract_tb(error.__traceback__))
+
+
+def _location(
+    error: BaseException, code: object, frames: list[traceback.FrameSummary] | None = None
+) -> str:
     """File and line of the innermost frame of the user's code, else those of `code`, else of the
-    library that failed; "" where there is none."""
+    library that failed; "" where there is none. Frames are those of `error` by default."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}, line {error.lineno})"
-    return _innermost(list(traceback.extract_tb(error.__traceback__)), code)
+    return _innermost(_frames(error) if frames is None else frames, code)
 
 
 def _innermost(stack: list[traceback.FrameSummary], code: object) -> str:
     frames = [each for each in stack if not _is_ours(each.filename)]
-    own = [each for each in frames if not each.filename.startswith(LIBRARIES)]
+    own = [each for each in frames if _is_users(each.filename)]
     if not own and (defined_at := _defined_at(code)):
         return f" ({defined_at})"
     for last in (own or frames)[-1:]:
@@ -113,10 +123,16 @@ def _is_ours(file: str) -> bool:
     return file.startswith((*OURS, "<frozen importlib", importlib.__file__))
 
 
-def _traceback(error: BaseException) -> str:
+def _is_users(file: str) -> bool:
+    return not _is_ours(file) and not file.startswith(LIBRARIES)
+
+
+def _traceback(
+    error: BaseException, frames: list[traceback.FrameSummary] | None = None
+) -> str:
     """The traceback from the first to the last frame that is not ours; "" where it would say one
-    line alone, which the message has."""
-    frames = traceback.extract_tb(error.__traceback__)
+    line alone, which the message has. Frames are those of `error` by default."""
+    frames = _frames(error) if frames is None else frames
     while frames and _is_ours(frames[0].filename):
         del frames[0]
     while frames and _is_ours(frames[-1].filename):
