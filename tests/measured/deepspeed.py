@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import time
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
+from tests.measured import quantizer_substitutes
 from zreal.observer.observer import observe
 from zreal.observer.subjects import deepspeed_engine
 from zreal.processes import launch
@@ -150,6 +152,35 @@ def activations_grid() -> list[Tables]:
     ]
 
 
+def quantized_grid() -> list[Tables]:
+    """Stage 3 with quantized gradients on two nodes of one or two ranks, four of one, and on one.
+    Some gradients have one dimension, and those of an MLP are not divided by the ranks."""
+    models: tuple[Tables, ...] = (
+        MODELS[0],
+        {"family": "gpt", "sizes": {"num_layers": 2, "hidden_size": 16, "num_heads": 2,
+                                    "vocabulary": 24, "tied": False}},
+        {"family": "llama", "sizes": {"num_layers": 2, "hidden_size": 16, "num_heads": 4,
+                                      "num_kv_heads": 2, "feed_forward": 32, "vocabulary": 24}},
+    )
+    cases = product(((2, 2), (2, 4), (4, 4), (1, 2)), (200, 5000), ("fp32", "bf16", "fp16"))
+    return [
+        {
+            "model": models[index % 3],
+            "batch": {"micro_batch": 2, "accumulation": 1 + index % 2} | (
+                {"sequence_length": 8} if index % 3 else {}
+            ),
+            "cluster": {"preset": "cpu-gloo", "nodes": nodes, "ranks": ranks},
+            "strategy": {
+                "name": "deepspeed3", "reduce_bucket_size": bucket, "overlap_comm": index % 4 < 2,
+                "stage3_param_persistence_threshold": 10, "zero_quantized_gradients": True,
+            } | ({"leaf_module": "blocks"} if index % 6 == 5 else {}),
+            "precision": {"parameters": dtype, "reduce": "fp16"},
+            **offloads({}, ON_HOST, {}, ALL_ON_HOST)[index % 4],
+        }
+        for index, ((nodes, ranks), bucket, dtype) in enumerate(cases)
+    ]
+
+
 def draw_sharded(seed: int) -> Tables:
     """A random scenario of stage 3."""
     one_of = random.Random(seed).choice
@@ -231,15 +262,20 @@ def measured_rank(
     if "configs" in arguments:
         configs = iter(arguments["configs"])
         deepspeed_engine.config = lambda scenario: next(configs)
-    return [
-        {
-            name: figures(phase)
-            for name, phase in observe(
-                parse(text.encode(), where="row"), rank=rank
-            ).run.phases.items()
-        }
-        for text in arguments["texts"]
-    ]
+    return [observed(parse(text.encode(), where="row"), rank=rank) for text in arguments["texts"]]
+
+
+def observed(scenario: Scenario, *, rank: int) -> Tables:
+    """The phases of a rank. DeepSpeed reads the devices of a node from LOCAL_SIZE; for its kernels
+    of quantized gradients there are substitutes."""
+    os.environ["LOCAL_SIZE"] = str(scenario.cluster.devices_per_node)
+    if getattr(scenario.options, "zero_quantized_gradients", False):
+        from deepspeed.runtime.comm import coalesced_collectives
+
+        coalesced_collectives.quantizer_module = quantizer_substitutes
+    run = observe(scenario, rank=rank).run
+    seen: Tables = {name: figures(phase) for name, phase in run.phases.items()}
+    return seen | ({"groups": run.groups} if len(run.groups) > 1 else {})
 
 
 def saved_rank(
@@ -318,7 +354,7 @@ def main() -> int:
     sharded = [
         *sharded_grid(), *map(draw_sharded, seeds(asked.sharded_draws)),
         *map(draw_transformers, seeds(asked.transformers_draws)), *adam_grid(),
-        *activations_grid(), *map(draw_leaves, seeds(asked.leaf_draws)),
+        *activations_grid(), *map(draw_leaves, seeds(asked.leaf_draws)), *quantized_grid(),
     ]
     tables = [*([] if asked.only_sharded else [*grid(), *map(draw, seeds(asked.draws))]), *sharded]
     record = {

@@ -1,8 +1,8 @@
 """Collectives in the order in which torch issues them, recorded at the dispatcher.
 
 Every c10d operator passes the dispatcher, while FSDP2 calls around functions of torch.distributed.
-The payload is the output of an all-gather, the input of a reduce-scatter, and the tensors of an
-all-reduce or broadcast. The recorder must not know strategies.
+The payload is the output of an all-gather, the input of a reduce-scatter or all-to-all, and the
+tensors of an all-reduce or broadcast. The recorder must not know strategies.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _OPS: dict[str, tuple[str, int]] = {
     "c10d::allreduce_": ("all_reduce", 0),
     "c10d::allreduce_coalesced_": ("all_reduce", 0),
     "c10d::broadcast_": ("broadcast", 0),
+    "c10d::alltoall_base_": ("all_to_all", 1),
     "_c10d_functional::all_reduce": ("all_reduce", 0),
 }
 """Dispatcher name to the op of a Program, and the position of the payload argument."""

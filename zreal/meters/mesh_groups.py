@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from zsim.ir.mesh import every, part_of
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 
@@ -25,8 +26,11 @@ class MeshGroup:
 
     @property
     def name(self) -> str:
-        """The axis, or "axis:size" for a part of it."""
-        return f"{self.axis}:{self.size}" if self.is_part else self.axis
+        """The axis, or the mesh's name for a part of it: neighbours, or every n-th rank."""
+        if not self.is_part:
+            return self.axis
+        step = self.ranks[1] - self.ranks[0]
+        return part_of(self.axis, self.size) if step == 1 else every(self.axis, step)
 
 
 def shard_groups(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:

@@ -44,8 +44,9 @@ class LeastTime:
 def least(op: str, nbytes: int, *, cluster: ClusterSpec, ranks: tuple[int, ...]) -> LeastTime:
     """The least time of `op` over `ranks` with a message of `nbytes`, the full one.
 
-    In a gather each rank receives what the others hold. Reductions move as much the other way, and
-    an all-reduce both, where no switch reduces. KeyError for another collective.
+    In a gather each rank receives what the others hold, in an all-to-all what they hold for it.
+    Reductions move as much the other way, and an all-reduce both, where no switch reduces. KeyError
+    for another collective.
     """
     per_node = Counter(map(cluster.node_of, ranks))
     if len(ranks) < 2:
@@ -64,6 +65,7 @@ def _of_device(op: str, num_ranks: int, cluster: ClusterSpec) -> Fraction:
     in_switch = cluster.nccl is not None and cluster.nccl.generation in REDUCE_IN_NODE
     return {
         "all_gather": lacked, "reduce_scatter": lacked, "broadcast": Fraction(1),
+        "all_to_all": lacked,
         "all_reduce": lacked if in_switch else 2 * lacked,
     }[op]
 
@@ -98,10 +100,8 @@ def _network_ns(
     if not nics:
         return 0
     rate, num_ranks = _nic_rate(cluster), per_node.total()
-    once = {"all_gather", "reduce_scatter"}
     longest = max(
-        _ns(nbytes * Fraction(num_ranks - count if op in once else num_ranks, num_ranks),
-            nics[node] * rate)
+        _ns(nbytes * _crossing(op, count, num_ranks), nics[node] * rate)
         for node, count in per_node.items()
     ) if op != "broadcast" else _ns(Fraction(nbytes), max(nics.values()) * rate)
     reduces = cluster.nccl is not None and cluster.nccl.fabric in REDUCE_BETWEEN
@@ -109,6 +109,13 @@ def _network_ns(
         return longest
     all_nics = sum(nics.values(), Fraction(0))
     return max(longest, _ns(Fraction(2 * (len(nics) - 1) * nbytes), all_nics * rate))
+
+
+def _crossing(op: str, count: int, num_ranks: int) -> Fraction:
+    """Share of the message that a node of `count` ranks has to receive; in an all-to-all each of
+    its ranks lacks another one."""
+    lacked = Fraction(num_ranks - count, num_ranks)
+    return {"all_to_all": count * lacked, "all_reduce": Fraction(1)}.get(op, lacked)
 
 
 def _ns(nbytes: Fraction, bytes_per_s: Fraction) -> int:

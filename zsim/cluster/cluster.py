@@ -35,6 +35,17 @@ class Path:
     fullest: int
     network_bytes_per_s: int = 0
 
+    @property
+    def pairs_bytes_per_s(self) -> int:
+        """Bytes/s of each rank that sends to all others at once, rounded down. A node's NICs carry
+        what each of its ranks has for each rank of another node."""
+        if self.num_nodes <= 1:
+            return self.bytes_per_s
+        crossing = self.fullest * (self.num_ranks - self.fullest)
+        return max(1, min(
+            self.bytes_per_s, self.network_bytes_per_s * (self.num_ranks - 1) // crossing
+        ))
+
 
 Layout = range | tuple[int, ...]
 """Groups of ranks of equal layout have equal paths; see `ClusterSpec.layout`."""

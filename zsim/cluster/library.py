@@ -94,32 +94,37 @@ RING = "ring"
 """Name of the algorithm whose steps go round a ring."""
 
 
-def always_a_ring(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> str:
-    """The algorithm of libraries that know one."""
-    return RING
+PAIRS = "pairs"
+"""Name of the algorithm of an all-to-all, whose ranks send to each other."""
+
+
+def a_ring_but_for_pairs(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> str:
+    """The algorithm of libraries that know one for all but an all-to-all."""
+    return PAIRS if op == "all_to_all" else RING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """One library's all_gather, reduce_scatter, all_reduce and broadcast."""
+    """One library's all_gather, reduce_scatter, all_reduce, broadcast and all_to_all."""
 
     bytes_sent: BytesSent
     duration_ns: DurationNs
     steps: Steps
     num_sends: NumSends
     placed_ns: PlacedNs
-    algorithm: AlgorithmName = always_a_ring
+    algorithm: AlgorithmName = a_ring_but_for_pairs
     half_width: HalfWidth = _unknown
     channels: Channels = _unknown
 
 
 def along_the_path(duration_ns: DurationNs) -> PlacedNs:
-    """The closed form over the mean latency and the narrowest hop of a ring over the ranks."""
+    """The closed form over the mean latency and the narrowest hop of a ring over the ranks. Pairs
+    that exchange share the NICs of their nodes."""
 
     def placed_ns(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int:
         return duration_ns(
             op, nbytes, group_size=path.num_ranks, alpha_ns=path.alpha_ns,
-            bytes_per_s=path.bytes_per_s,
+            bytes_per_s=path.pairs_bytes_per_s if op == "all_to_all" else path.bytes_per_s,
         )
 
     return placed_ns

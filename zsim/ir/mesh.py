@@ -20,9 +20,18 @@ def part_of(axis: str, size: int) -> str:
     return f"{axis}:{size}"
 
 
+def every(axis: str, step: int) -> str:
+    """The name of the groups of every `step`-th rank on an axis.
+
+    >>> every("dp_shard", 4), axis_of("dp_shard/4")
+    ('dp_shard/4', 'dp_shard')
+    """
+    return f"{axis}/{step}"
+
+
 def axis_of(group: str) -> str:
     """The axis that a group, or a part of it, lies on; "world" for all ranks together."""
-    return group.partition(":")[0]
+    return group.partition(":")[0].partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +39,9 @@ class Mesh:
     """Sizes of the axes; the last axis varies fastest, as in torch's `init_device_mesh`. A 1-D mesh
     has dp_replicate 1.
 
-    Groups are named: an axis ("dp_shard"), a part "axis:n" of it with n neighbours, or "world" for
-    all ranks together. Methods that take a group raise KeyError for a name that is none of these.
+    Groups are named: an axis ("dp_shard"), a part of it, or "world" for all ranks together. Parts
+    are n neighbours ("axis:n") or every n-th rank ("axis/n"). Methods that take a group raise
+    KeyError for a name that is none of these.
     """
 
     dp_replicate: int = 1
@@ -49,13 +59,16 @@ class Mesh:
 
     def size(self, name: str) -> int:
         """The number of ranks in one group called `name`."""
-        axis, colon, part = name.partition(":")
+        axis = axis_of(name)
         if axis != "world" and axis not in AXES:
             raise KeyError(name)
         whole = self.world_size if axis == "world" else int(getattr(self, axis))
-        if colon and not (part.isdecimal() and int(part) and whole % int(part) == 0):
+        if name == axis:
+            return whole
+        part = name[len(axis) + 1 :]
+        if not (part.isdecimal() and int(part) and whole % int(part) == 0):
             raise KeyError(name)
-        return int(part) if colon else whole
+        return int(part) if name[len(axis)] == ":" else whole // int(part)
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """(dp_replicate, dp_shard) of `rank`."""
@@ -83,7 +96,8 @@ class Mesh:
     def _stride(self, name: str) -> int:
         """Distance between neighbours, in ranks. The last axis varies fastest, and so does
         "world"."""
-        return self.dp_shard if name.startswith("dp_replicate") else 1
+        step = int(name.partition("/")[2] or 1)
+        return step * (self.dp_shard if name.startswith("dp_replicate") else 1)
 
     def __str__(self) -> str:
         sizes = [f"{axis}={size}" for axis, size in zip(AXES, self.shape, strict=True) if size > 1]

@@ -34,6 +34,7 @@ OpKind = Literal[
     "reduce_scatter",
     "all_reduce",
     "broadcast",
+    "all_to_all",
     "send",
     "recv",
     "copy",
@@ -42,7 +43,9 @@ OpKind = Literal[
     "host_wait",
 ]
 OP_KINDS: tuple[OpKind, ...] = OpKind.__args__  # type: ignore[attr-defined]
-COLLECTIVES: frozenset[str] = frozenset({"all_gather", "reduce_scatter", "all_reduce", "broadcast"})
+COLLECTIVES: frozenset[str] = frozenset({
+    "all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all"
+})
 
 Stream = Literal[
     "compute", "all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce", "callback",
@@ -163,7 +166,7 @@ class Op:
     group (or bucket) that it works on. Its `waits` are indices of earlier ops of the phase. A
     collective's `group` names the mesh axis, and `root` is the group-local source of a broadcast.
     Its `nbytes` is the payload handed to c10d, the full message: output of an all-gather, input of
-    a reduce-scatter.
+    a reduce-scatter or all-to-all.
 
     Compute and copies carry `kernels`. Compute names in `reads` the param groups whose gathered
     parameters it needs (none where parameters are never sharded). The op's allocations and frees

@@ -119,6 +119,7 @@ FIGURES: dict[str, Figure] = {
         ("reduce_scatters", _COUNT, "Reduce-scatters of a rank."),
         ("all_reduces", _COUNT, "All-reduces of a rank."),
         ("broadcasts", _COUNT, "Broadcasts of a rank."),
+        ("all_to_alls", _COUNT, "All-to-alls of a rank."),
     )
 }
 """The figures that a scenario can expect, by key."""

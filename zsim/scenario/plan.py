@@ -40,7 +40,7 @@ def training(
 ) -> Training:
     """The strategy's input: the scenario's model lowered for `device`, and the scenario's choices.
     """
-    strategy = STRATEGIES[scenario.strategy]
+    strategy, cluster = STRATEGIES[scenario.strategy], scenario.cluster
     missing = kernel_problem(scenario.model, scenario.precision, device=device)
     if missing:  # on another device than the scenario's own
         raise ScenarioError((f"{scenario.name}: {missing}",))
@@ -68,6 +68,7 @@ def training(
         torch=torch,
         gradients=scenario.gradient_dtype,
         offload=scenario.offload,
+        devices_per_node=cluster.devices_per_node if cluster.num_nodes > 1 else 0,
     )
 
 

@@ -6,8 +6,9 @@ releases them after. The first forward and backward gather module by module, and
 Later ones follow that trace: a module gathers what is missing, then more ahead, until too much is
 whole (coordinator.py). Blocks and the root own nothing, and gather ahead as well. Gradients are
 reduce-scattered bucket by bucket within backward, and a rank's shards of them stay from step to
-step. The step releases everything, and gathers small parameters that persist. With
-`leaf_module` a block does so for all modules inside.
+step. With `zero_quantized_gradients` they are reduced in int4 by all-to-alls
+(quantized_gradients.py). The step releases everything, and gathers small parameters that persist.
+With `leaf_module` a block does so for all modules inside.
 
 Frozen parameters are sharded, gathered and kept as all others. A module whose output needs no
 gradient has no backward, and one that a recomputation gathers frozen ones for releases them.
@@ -154,6 +155,7 @@ STRATEGY = Strategy(
     library="deepspeed", configs=("deepspeed",), wraps_optimizer=True,
     problems=engine_options.shard_problems, model_problems=engine_options.shard_model_problems,
     precision_problems=engine_options.shard_precision_problems,
+    node_problems=engine_options.node_problems,
     steps_two_bytes=False, masters_of_cast=True, hooks=True, syncs=("every",), sums_losses=False,
     elsewhere=config_keys.OF_SHARDS, num_distinct_ranks=num_distinct_ranks,
     num_groups=num_groups, saves="engine", stepped=stepped,

@@ -103,6 +103,9 @@ class Strategy:
 
     precision_problems: Callable[[Precision], Iterator[str]] = _none
     """`precision_problems(precision)`: refusals of dtypes, as above."""
+    node_problems: Callable[..., Iterator[str]] = _none
+    """`node_problems(options, model, mesh, precision, per_node)`: refusals on nodes of so many
+    devices, as above."""
     syncs: tuple[Literal["every", "last"], ...] = ("every", "last")
     """The micro-batches after which gradients may be reduced, the default first."""
     sums_losses: bool = True

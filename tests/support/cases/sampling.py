@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 WHOLE = settings(max_examples=15)
 """Settings of tests that plan, replay or simulate a whole scenario: each draw takes a tenth of a
 second, not a microsecond."""
-collectives = st.sampled_from(["all_gather", "reduce_scatter", "all_reduce", "broadcast"])
+collectives = st.sampled_from(
+    ["all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all"]
+)
 """The ops that every collective library knows."""
 MOST = 4
 FEW = 4

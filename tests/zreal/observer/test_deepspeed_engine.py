@@ -40,6 +40,13 @@ def wrong(row: dict[str, Any]) -> list[str]:
         for which, rank in (("first_rank", ranks[0]), ("last_rank", ranks[-1]))
         for phase in ("construction", "first", "steady")
         if measured.figures(rank.phases[phase]) != row[which][phase]
+    ] + [
+        f"{which}, groups: {row['text']}"
+        for which, rank in (("first_rank", ranks[0]), ("last_rank", ranks[-1]))
+        if "groups" in row[which] and row[which]["groups"] != {
+            each.group: list(scenario.mesh.group(each.group, rank.rank))
+            for phase in rank.phases.values() for each in phase.collectives
+        }
     ]
 
 
@@ -47,7 +54,7 @@ def test_the_record_is_of_the_version_that_is_modelled() -> None:
     assert RECORD["deepspeed"].startswith("0.19.")
     grids = [
         *measured.grid(), *measured.sharded_grid(), *measured.adam_grid(),
-        *measured.activations_grid(),
+        *measured.activations_grid(), *measured.quantized_grid(),
     ]
     assert len(RECORD["rows"]) >= 150 + 60 + 20 + 20 + len(grids)
 

@@ -18,7 +18,7 @@ from zsim.cluster.collectives import LIBRARIES
 from zsim.cluster.links import Fabric
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
+OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all")
 NODES = (1, 2, 3, 4, 16, 128)
 SIZES = (1, 32 * KIB, MIB, 16 * MIB, 256 * MIB, 16 * GIB)
 
@@ -86,6 +86,7 @@ BOUNDS = [
     ("p4d", 2, "all_gather", LeastTime(15 * GIB * 2 // (16 * 625), GIB // 2 // 50)),
     ("p4d", 4, "all_reduce", LeastTime(31 * GIB * 4 // (32 * 625), 6 * GIB // (4 * 50))),
     ("dgx-h100", 4, "all_reduce", LeastTime(31 * GIB // (32 * 500), GIB // 400)),
+    ("dgx-h100", 2, "all_to_all", LeastTime(15 * GIB // (16 * 500), 4 * GIB // 400)),
     ("pcie-box", 1, "all_reduce", LeastTime(14 * GIB * 2 // (8 * 63), 0)),
     ("pcie-box", 2, "broadcast", LeastTime(GIB * 2 // 63, GIB * 2 // 25)),
 ]

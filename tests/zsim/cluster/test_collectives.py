@@ -78,6 +78,7 @@ def test_on_a_ring_everybody_receives_what_the_collective_must_deliver(
             2 * nbytes - own - chunk for own, chunk in zip(chunks, previous, strict=True)
         ],
         "broadcast": [0] + [nbytes] * (size - 1),
+        "all_to_all": [chunk * (size - 1) for chunk in chunks],
     }
     assert received == (needed[op] if size > 1 else [0])
 

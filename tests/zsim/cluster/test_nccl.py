@@ -42,7 +42,7 @@ def network(
 
 H100 = Communicator(generation="hopper", num_ranks=8, num_nodes=1, bus_gb_s=360)
 BUS = {"volta": 120.0, "ampere": 240.0, "hopper": 360.0, "blackwell": 720.0}
-OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
+OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all")
 CUDA = [name for name in clusters() if load_cluster(name).kind == "cuda"]
 
 
@@ -165,12 +165,14 @@ def test_large_messages_approach_the_bandwidth_of_the_links(
 ) -> None:
     """75 % to 113 % (V100's links carry 22.4 where NCCL counts 20) of the bus bandwidth. Trees of
     two nodes cross once each way, for half of a ring's bytes. A broadcast's first chunk goes down
-    the whole line."""
+    the whole line. In an all-to-all a node's NICs carry what each of its ranks has for others."""
     ring = replace(asked, nvls=False)
     least = 0.45 if op == "all_reduce" and asked.num_nodes == 2 else 0.75
     factor = {"all_reduce": 2, "broadcast": 0}.get(op, 1) * (
         asked.num_ranks - 1
     ) / asked.num_ranks or 1
+    if op == "all_to_all" and asked.num_nodes > 1:
+        factor = asked.per_node * (asked.num_ranks - asked.per_node) / asked.num_ranks
     wire = nbytes * factor / 1000 / asked.bus_gb_s
     line = asked.num_ranks * 28 * 512 * KIB / 1000 / asked.bus_gb_s if op == "broadcast" else 0
     assert least * wire < estimate(op, nbytes, ring).microseconds < 1.35 * wire + line + 40_000
@@ -195,6 +197,25 @@ def test_latency_is_linear_in_ranks_for_an_all_gather_and_not_for_a_switchs_all_
     assert times[2] - times[1] == pytest.approx(2 * (times[1] - times[0]), rel=1e-4)
     reduced = [estimate("all_reduce", 8, asked).microseconds for asked in (two, four, eight)]
     assert reduced[2] - reduced[1] == pytest.approx(reduced[1] - reduced[0], rel=1e-4)
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), [(2, 8), (4, 8), (16, 8), (2, 1), (64, 1)])
+def test_an_all_to_all_over_m_nodes_has_m_over_m_minus_1_of_each_gpu_s_nic(
+    nodes: int, per_node: int
+) -> None:
+    """NCCL's maintainer: with one GPU per node the bus bandwidth is the NIC's. On two nodes it is
+    twice the NIC's, as half of the traffic stays inside. On M nodes of many GPUs it is M/(M − 1)
+    times the NIC's (NVIDIA/nccl-tests issue 130)."""
+    ranks = nodes * per_node
+    group = Communicator(
+        generation="hopper", num_ranks=ranks, num_nodes=nodes, bus_gb_s=50.0 * per_node,
+        network_gb_s=50.0 * per_node, fabric="ib",
+    )
+    predicted = estimate("all_to_all", 64 * GIB, group)
+    bus = 64 * GIB * (ranks - 1) / ranks / predicted.microseconds / 1000
+    told = 50.0 * (nodes / (nodes - 1) if per_node > 1 else 1)
+    assert bus == pytest.approx(told, rel=0.08)
+    assert (predicted.algorithm, predicted.provenance) == ("pairs", "assumed")
 
 
 def test_the_switch_s_tree_is_over_efa_on_two_nodes_alone() -> None:

@@ -96,8 +96,8 @@ def test_the_batch_of_all_ranks_tells_how_many_there_are(tmp_path):
     (changed(zero_optimization={"stage": 3, "stage3_max_live_params": 1}),
      "zero_optimization.stage3_max_live_params: unknown key, did you mean "
      "stage3_max_live_parameters?"),
-    (changed(zero_optimization={"stage": 3, "zero_quantized_gradients": True}),
-     "zero_quantized_gradients: expected false, found true"),
+    (changed(zero_optimization={"stage": 3, "zero_quantized_nontrainable_weights": True}),
+     "zero_quantized_nontrainable_weights: expected false, found true"),
     (changed(zero_optimization={"stage": 3, "enable_sanity_checks": True}),
      "enable_sanity_checks: expected false, found true; zsim does not model it"),
     (changed(zero_optimization={"stage": 2, "cpu_offload": True}),
@@ -224,6 +224,7 @@ NVME = {"stage": 3, "offload_optimizer": {"device": "nvme"}}
      "zero_hpz_partition_size: expected 1, found 8; zsim does not model it with drives; --drop "
      "zero_optimization.zero_hpz_partition_size leaves it out"),
     ({"zero_quantized_weights": True}, "zero_quantized_weights: expected false, found true; zsim"),
+    ({"zero_quantized_gradients": True}, "zero_quantized_gradients: expected false, found true"),
     ({"zero_quantized_weights": "banana"}, 'expected false, found "banana"'),
     ({"reduce_bucket_size": "x"}, 'reduce_bucket_size: expected a whole number, found "x"'),
     ({"max_live_parameters": [1]}, "max_live_parameters: expected a whole number, found [1]"),

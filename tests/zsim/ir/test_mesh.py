@@ -12,7 +12,10 @@ meshes = st.builds(Mesh, dp_replicate=st.integers(1, 6), dp_shard=st.integers(1,
 
 @given(mesh=meshes, data=st.data())
 def test_groups_tile_the_ranks(mesh, data):
-    parts = [f"dp_shard:{n}" for n in range(1, mesh.dp_shard + 1) if mesh.dp_shard % n == 0]
+    parts = [
+        f"dp_shard{of}{n}" for n in range(1, mesh.dp_shard + 1) if mesh.dp_shard % n == 0
+        for of in ":/"
+    ]
     name = data.draw(st.sampled_from(["world", "dp_shard", "dp_replicate", *parts]))
 
     groups = mesh.groups(name)
@@ -36,7 +39,7 @@ def test_ranks_of_an_axis_share_all_other_coordinates(mesh):
 
 @pytest.mark.parametrize(("name", "wanted"), [
     ("world", tuple(range(8))), ("dp_shard", (4, 5, 6, 7)), ("dp_shard:2", (6, 7)),
-    ("dp_replicate", (2, 6)),
+    ("dp_replicate", (2, 6)), ("dp_shard/2", (4, 6)), ("world/4", (2, 6)),
 ])
 def test_rank_6_of_a_mesh_of_2_by_4_is_in(name, wanted):
     assert Mesh(dp_replicate=2, dp_shard=4).group(name, 6) == wanted
@@ -44,7 +47,8 @@ def test_rank_6_of_a_mesh_of_2_by_4_is_in(name, wanted):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "tp", "dp_shard:", "dp_shard:3", "dp_shard:0", "dp_shard:-2", "dp_shard:x", "shape"],
+    ["", "tp", "dp_shard:", "dp_shard:3", "dp_shard:0", "dp_shard:-2", "dp_shard:x", "dp_shard/3",
+     "shape"],
 )
 def test_a_name_that_is_no_group_is_a_key_error(name):
     with pytest.raises(KeyError):
@@ -62,7 +66,7 @@ def test_a_mesh_reads_as_its_axes(mesh, text):
 @given(st.integers(1, 5), st.integers(1, 6))
 def test_a_rank_is_in_its_group_at_its_place_and_groups_tile_the_world(replicate, shard):
     mesh = Mesh(dp_replicate=replicate, dp_shard=shard)
-    parts = [f"dp_shard:{n}" for n in range(1, shard + 1) if shard % n == 0]
+    parts = [f"dp_shard{of}{n}" for n in range(1, shard + 1) if shard % n == 0 for of in ":/"]
     for name in ("world", "dp_replicate", "dp_shard", *parts):
         for rank in range(mesh.world_size):
             assert mesh.group(name, rank)[mesh.position(name, rank)] == rank

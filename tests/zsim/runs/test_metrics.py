@@ -237,6 +237,7 @@ all_gathers = 2
 reduce_scatters = 1
 all_reduces = 0
 broadcasts = 0
+all_to_alls = 0
 """
     wanted = parse((scenario().to_toml() + text).encode(), where="figures.toml")
     run = a_run(*SPANS, step=400, peaks=(10, 30, 30))

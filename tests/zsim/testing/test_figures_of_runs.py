@@ -35,7 +35,8 @@ def test_collectives_are_counted_by_kind_and_are_a_mapping_still():
     with pytest.raises(zsim.ArgumentError) as caught:
         run.collectives.count("allgather")
     assert str(caught.value) == (
-        'collectives.count: expected all_gather, all_reduce, broadcast or reduce_scatter, '
+        'collectives.count: expected all_gather, all_reduce, all_to_all, broadcast or '
+            'reduce_scatter, '
         'found "allgather"; did you mean all_gather?'
     )
     with pytest.raises(zsim.ArgumentError, match="found 3"):

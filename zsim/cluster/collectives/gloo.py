@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 from zsim.cluster.collectives import ring
 from zsim.cluster.collectives.ring import step_ns
-from zsim.cluster.library import RING, Library, RingStep, Send, along_the_path
+from zsim.cluster.library import (
+    Library,
+    RingStep,
+    Send,
+    a_ring_but_for_pairs,
+    along_the_path,
+)
 from zsim.cluster.measured_times import times_of
 
 if TYPE_CHECKING:
@@ -32,7 +38,8 @@ Source: measured over links shaped to 0.2 to 1 Gbit/s, 1 to 4 MB, ranks 0.3 ms a
 take 103 %.
 """
 _ON_THE_WIRE = {
-    "all_gather": "all_gather", "reduce_scatter": "all_reduce", "all_reduce": "all_reduce"
+    "all_gather": "all_gather", "reduce_scatter": "all_reduce", "all_reduce": "all_reduce",
+    "all_to_all": "all_to_all",
 }
 
 
@@ -110,7 +117,9 @@ def _placed_ns(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> int
 
 
 def _algorithm(op: str, nbytes: int, *, cluster: ClusterSpec, path: Path) -> str:
-    return "tree" if op == "broadcast" else RING
+    if op == "broadcast":
+        return "tree"
+    return a_ring_but_for_pairs(op, nbytes, cluster=cluster, path=path)
 
 
 LIBRARY = Library(

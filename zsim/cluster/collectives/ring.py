@@ -1,5 +1,5 @@
 """The ring, as NCCL runs all-gather, reduce-scatter, all-reduce and broadcast: in closed form, and
-as explicit steps.
+as explicit steps. An all-to-all is here too, whose ranks exchange pair by pair.
 
 A message of B bytes is cut into N chunks by the rule of `torch.chunk` (the last ones can be shorter
 or empty). In each step every rank sends one chunk to the next rank. Some rank always sends a full
@@ -17,6 +17,8 @@ from zsim.ir.sharding import shard, shard_size
 
 BROADCAST_SLICE_NBYTES = 4 * 2**20
 """A broadcast goes down the chain in slices of this size, NCCL's buffer per channel."""
+PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1}
+"""Times that each rank sends to N − 1 others, or N − 1 times to the next one."""
 
 
 def step_ns(nbytes: int, *, alpha_ns: int, bytes_per_s: int) -> int:
@@ -30,7 +32,8 @@ def bytes_sent(op: str, nbytes: int, *, group_size: int, rank: int = 0, root: in
 
     M·(N−1)/N for all-gather and reduce-scatter, and twice that for all-reduce, when N divides M.
     Otherwise a rank sends all chunks but its own (reduce-scatter) or but its successor's
-    (all-gather). In a broadcast every rank but the last of the chain passes the whole message on.
+    (all-gather). In an all-to-all it keeps its own chunk. In a broadcast every rank but the last of
+    the chain passes the whole message on.
     """
     if group_size == 1:
         return 0
@@ -39,17 +42,18 @@ def bytes_sent(op: str, nbytes: int, *, group_size: int, rank: int = 0, root: in
     own = shard(nbytes, num_shards=group_size, rank=rank).numel
     next_rank = shard(nbytes, num_shards=group_size, rank=(rank + 1) % group_size).numel
     sent = {"all_gather": nbytes - next_rank, "reduce_scatter": nbytes - own}
+    sent["all_to_all"] = sent["reduce_scatter"]
     return sent[op] if op in sent else {"all_reduce": 2 * nbytes - own - next_rank}[op]
 
 
 def num_steps(op: str, nbytes: int, *, group_size: int) -> int:
-    """N−1 for all-gather and reduce-scatter, 2(N−1) for all-reduce, N−2 and one per slice for
-    broadcast; 0 alone."""
+    """N−1 for all-gather, reduce-scatter and all-to-all, 2(N−1) for all-reduce, N−2 and one per
+    slice for broadcast; 0 alone."""
     if group_size == 1:
         return 0
     if op == "broadcast":
         return group_size - 2 + _num_slices(nbytes)
-    return {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}[op] * (group_size - 1)
+    return PASSES[op] * (group_size - 1)
 
 
 def num_sends(op: str, nbytes: int, *, group_size: int, finer: int = 1) -> int:
@@ -92,6 +96,8 @@ def steps(
         slices = _num_slices(nbytes) * finer
         yield from _broadcast_steps(nbytes, group_size=group_size, root=root, num_slices=slices)
         return
+    if op == "all_to_all":
+        yield from _pair_steps(nbytes, group_size=group_size)
     if op in ("reduce_scatter", "all_reduce"):
         yield from _chunk_steps(nbytes, group_size=group_size, first=1)
     if op in ("all_gather", "all_reduce"):
@@ -107,6 +113,14 @@ def _chunk_steps(nbytes: int, *, group_size: int, first: int) -> Iterator[RingSt
             Send(rank, (rank + 1) % group_size, chunks[(rank - step - first) % group_size])
             for rank in range(group_size)
         )
+
+
+def _pair_steps(nbytes: int, *, group_size: int) -> Iterator[RingStep]:
+    """Steps of pairs: in step s rank r sends rank r + s its chunk."""
+    chunks = [shard(nbytes, num_shards=group_size, rank=rank).numel for rank in range(group_size)]
+    for step in range(1, group_size):
+        receivers = [(rank + step) % group_size for rank in range(group_size)]
+        yield tuple(Send(rank, to, chunks[to]) for rank, to in enumerate(receivers))
 
 
 def _num_slices(nbytes: int) -> int:

@@ -22,7 +22,7 @@ from zsim.scenario.scenario import Scenario
 VERSION = "0.0.4"
 COMPUTE, COLLECTIVE = 4, 7
 """Types of nodes: COMP_NODE and COMM_COLL_NODE."""
-KINDS = {"all_reduce": 0, "all_gather": 2, "broadcast": 5, "reduce_scatter": 7}
+KINDS = {"all_reduce": 0, "all_gather": 2, "broadcast": 5, "all_to_all": 6, "reduce_scatter": 7}
 """Numbers of CollectiveCommType."""
 INT64, UINT64, BOOL, STRING = 9, 13, 27, 29
 """Fields of AttributeProto's value by type."""

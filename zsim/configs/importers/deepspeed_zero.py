@@ -20,6 +20,7 @@ BY_WIDTH: Mapping[str, Callable[[int], int]] = {
 SIZES = ("allgather_bucket_size",)
 SHARD_SIZES = ("stage3_max_live_parameters", "stage3_max_reuse_distance",
                "stage3_model_persistence_threshold")
+QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients")
 FLAGS = ("allgather_partitions", "overlap_comm", "contiguous_gradients", "reduce_scatter")
 DROPPED = "--drop leaves it out"
 UNMODELLED = f"zsim does not model it; {DROPPED}"
@@ -41,6 +42,7 @@ def read_zero(zero: ConfigKeys, draft: Draft) -> bool:
         zero.ignore(
             "an option of stages 1 to 3", *BY_WIDTH, *SIZES, *SHARD_SIZES, *FLAGS,
             "round_robin_gradients", "sub_group_size", "offload_optimizer", "offload_param",
+            *QUANTIZED,
         )
     offloads = _offload(zero, draft) if stage else False
     if stage and uses_drives(draft):
@@ -96,8 +98,7 @@ def _others(zero: ConfigKeys, stage: int) -> None:
     names = [key for key in (*BY_WIDTH, *SHARD_SIZES) if key.startswith("stage3_")]
     zero.ignore(
         "an option of stage 3", *names, *(key.removeprefix("stage3_") for key in names),
-        "sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights",
-        "enable_sanity_checks",
+        "sub_group_size", "zero_hpz_partition_size", *QUANTIZED, "enable_sanity_checks",
     )
 
 
@@ -115,7 +116,8 @@ def _of_engine(zero: ConfigKeys, stage: int) -> None:
         zero.flag(key)
     unmodelled = f"zsim does not model it with drives; {DROPPED}"
     zero.only("zero_hpz_partition_size", 1, unmodelled=unmodelled)
-    zero.only("zero_quantized_weights", False, unmodelled=unmodelled)
+    for key in QUANTIZED:
+        zero.only(key, False, unmodelled=unmodelled)
 
 
 def _sizes(zero: ConfigKeys, draft: Draft) -> None:
@@ -137,7 +139,7 @@ def _sizes(zero: ConfigKeys, draft: Draft) -> None:
             draft.put(f"strategy.{key}", zero.whole(name))
     for key in (*SIZES, "zero_hpz_partition_size"):
         draft.put(f"strategy.{key}", zero.whole(key))
-    for key in (*FLAGS, "round_robin_gradients", "zero_quantized_weights"):
+    for key in (*FLAGS, "round_robin_gradients", *QUANTIZED):
         draft.put(f"strategy.{key}", zero.flag(key))
     for key in SHARD_SIZES:
         name = _alias(zero, key)
@@ -193,7 +195,7 @@ def _unmodelled(zero: ConfigKeys) -> None:
         ("stage3_use_all_reduce_for_fetch_params", False), ("parameter_alignment", False),
         ("use_all_reduce_for_fetch_params", False), ("allgather_sequential", False),
         ("stage3_allgather_sequential", False), ("zero_quantized_nontrainable_weights", False),
-        ("zero_quantized_gradients", False), ("zeropp_loco_param", None), ("zenflow", None),
+        ("zeropp_loco_param", None), ("zenflow", None),
         ("mics_shard_size", -1), ("enable_sanity_checks", False),
         ("mics_hierarchical_params_gather", False), ("save_muon_momentum_buffer_in_memory", False),
     ):

@@ -16,7 +16,10 @@ from zsim.engine.costs import kernel_time
 from zsim.engine.execution import Execution
 from zsim.ir.ops import Kernel
 
-MEMORY_PASSES = {"all_gather": 3.0, "reduce_scatter": 3.0, "all_reduce": 6.0, "broadcast": 3.0}
+MEMORY_PASSES = {
+    "all_gather": 3.0, "reduce_scatter": 3.0, "all_reduce": 6.0, "broadcast": 3.0,
+    "all_to_all": 3.0,
+}
 """Reads and writes of device memory per byte that a ring brings to a rank.
 
 They go into NCCL's buffer, out of it, and to the tensor of the user or into a sum with it. Source:

@@ -19,7 +19,7 @@ from zsim.ir.order.deadlock import deadlock
 from zsim.ir.program import Program
 
 COMPUTE = frozenset({"forward", "backward", "recompute"})
-REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
+REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "all_to_all"})
 """Kinds of ops, and the streams on which they are issued."""
 GATHERS = frozenset({"all_gather", "broadcast"})
 GATHER_STREAMS = frozenset({"all_gather", "all_gather_copy_in", "to_device", "drive_read"})
@@ -270,9 +270,9 @@ def a_steady_step_returns_what_it_takes(step: RankStep) -> Iterator[str]:
 
 
 def shards_are_equal(step: RankStep) -> Iterator[str]:
-    """The bytes of an all-gather or reduce-scatter divide by the size of its group."""
+    """The bytes of an all-gather, reduce-scatter or all-to-all divide by the size of its group."""
     for op in step.ops:
-        if op.kind in ("all_gather", "reduce_scatter"):
+        if op.kind in ("all_gather", "reduce_scatter", "all_to_all"):
             size = step.program.mesh.size(op.group)
             if op.nbytes % size:
                 yield f"op {op.index} ({label(op)}): {op.nbytes:,} B do not divide by {size} ranks"

@@ -20,7 +20,8 @@ KINDS = {
     "allgather_into_tensor_coalesced": "all_gather", "reduce_scatter": "reduce_scatter",
     "_reduce_scatter_base": "reduce_scatter",
     "reduce_scatter_tensor_coalesced": "reduce_scatter", "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce", "broadcast": "broadcast",
+    "allreduce_coalesced": "all_reduce", "broadcast": "broadcast", "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
 }
 """Kinds of collectives by c10d's names, less what torch puts behind them."""
 BYTES = {
@@ -126,7 +127,7 @@ def on_cpu(trace: KinetoTrace, start_ns: int, end_ns: int) -> Iterator[Moved]:
 
 def _nbytes(trace: KinetoTrace, call: TraceEvent, run: TraceEvent, kind: str) -> int:
     """Bytes of a c10d operator's payload, by the shapes and types of its inputs."""
-    position = 1 if kind == "reduce_scatter" else 0
+    position = 1 if kind in ("reduce_scatter", "all_to_all") else 0
     try:
         shape, dtype = call.args["Input Dims"][position], call.args["Input type"][position]
         if dtype == "TensorList":

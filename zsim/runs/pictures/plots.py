@@ -16,7 +16,7 @@ from zsim.ir.run import RankRun, RunRecord
 COLOURS = {
     "forward": "#5b9bd5", "backward": "#2f6fb2", "recompute": "#9b7fd1", "optimizer": "#7a8699",
     "all_gather": "#f0a13a", "reduce_scatter": "#d96c2c", "all_reduce": "#c9508a",
-    "broadcast": "#b59a3d", "copy": "#5fb0a5",
+    "broadcast": "#b59a3d", "all_to_all": "#8c6d31", "copy": "#5fb0a5",
 }
 OTHER = "#aab2bf"
 SPAN_COLUMNS = (

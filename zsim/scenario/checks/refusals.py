@@ -189,6 +189,13 @@ def _model(parts: Any) -> Iterator[str]:
     )
 
 
+def _nodes(parts: Any) -> Iterator[str]:
+    """Models and dtypes that the strategy cannot train on nodes of this size."""
+    yield from STRATEGIES[parts.strategy].node_problems(
+        parts.options, parts.model, parts.mesh, parts.precision, parts.cluster.devices_per_node
+    )
+
+
 def _work(parts: Any) -> Iterator[str]:
     """Scenarios that would take minutes to simulate."""
     needed = work(
@@ -261,6 +268,7 @@ REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _huggingface: ("model", "batch", "precision", "checkpointing", "wrapping"),
     _traced: ("model", "batch", "precision", "checkpointing", "strategy"),
     _model: ("model", "options", "batch", "precision", "strategy", "checkpointing"),
+    _nodes: ("strategy", "options", "model", "mesh", "precision", "cluster"),
     _work: ("model", "strategy", "options", "mesh", "batch"),
     _kernels: ("model", "precision", "cluster"),
     _checkpoint: ("checkpoint", "strategy", "cluster", "optimizer"),

@@ -39,6 +39,8 @@ class Training:
     """Dtype of the buffers that gradients are added into; "" for that of parameters."""
     offload: Offload = ON_DEVICE
     """States that live in host memory."""
+    devices_per_node: int = 0
+    """Devices of each of several nodes; 0 where all ranks are in one."""
 
     @property
     def forwards(self) -> tuple[tuple[LoweredModule, ...], ...]:

@@ -44,7 +44,6 @@ _BOTH: Mapping[str, str] = {
     "mics_shard_size": _MICS,
     "mics_hierarchical_params_gather": _MICS,
     "memory_efficient_linear": "zsim models and observes DeepSpeed's default, true; leave it out",
-    "zero_quantized_gradients": "qgZ of ZeRO++, whose all-to-alls are not modelled; leave it out",
     **dict.fromkeys((
         "elastic_checkpoint", "load_from_fp32_weights", "pipeline_loading_checkpoint",
         "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save",
@@ -67,7 +66,7 @@ OF_REPLICAS: Mapping[str, str] = {
         "stage3_prefetch_bucket_size", "stage3_max_live_parameters", "stage3_max_reuse_distance",
         "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
         "stage3_module_granularity_threshold", "sub_group_size", "zero_hpz_partition_size",
-        "zero_quantized_weights", "leaf_module",
+        "zero_quantized_weights", "zero_quantized_gradients", "leaf_module",
     ), "an option of stage 3, which stages 1 and 2 do not read; leave it out, or take deepspeed3"),
 }
 """Keys that stages 1 and 2 do not have."""

@@ -11,8 +11,8 @@ from zsim.ir.mesh import Mesh
 from zsim.models.called_modules import calls_nothing, is_leaf
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.repeats import repeats
-from zsim.models.spec import ModelSpec
-from zsim.models.training_options import Optimizer, Precision
+from zsim.models.spec import ModelSpec, Parameter
+from zsim.models.training_options import DTYPE_NAMES, Optimizer, Precision
 from zsim.strategies.building.parameters import used_parameters
 
 VERSION = "0.19"
@@ -21,7 +21,8 @@ VERSION = "0.19"
 MOST_ELEMENTS = 10**12
 """The largest size of an option, in elements."""
 ALIGNMENT = 8
-"""Elements that groups of quantized parameters have a multiple of."""
+"""Elements that groups of quantized parameters and gradients have a multiple of."""
+HALF = "float16"
 _SIZE = {"most": MOST_ELEMENTS}
 
 
@@ -88,6 +89,9 @@ class ShardOptions:
     zero_quantized_weights: bool = False
     """Parameters are gathered in int8 (qwZ of ZeRO++) by kernels of GPUs, which no run here
     confirms."""
+    zero_quantized_gradients: bool = False
+    """Gradients are reduced in int4 (qgZ of ZeRO++) by all-to-alls inside and between nodes; on one
+    node it changes nothing."""
 
 
 def as_config(options: ReplicaOptions | ShardOptions, model: ModelSpec) -> dict[str, Any]:
@@ -151,6 +155,42 @@ def shard_problems(options: ShardOptions, mesh: Mesh, optimizer: Optimizer) -> I
             "strategy.dp_shard: expected at least 2 ranks with deepspeed3, found 1, where "
             "DeepSpeed gathers by other paths"
         )
+
+
+def quantized_groups(parameter: Parameter, num_ranks: int) -> int:
+    """Groups of elements of a gradient that qgZ quantizes, each with a scale; 0 for one of one
+    dimension, or that ranks do not divide."""
+    if len(parameter.shape) == 1 or parameter.numel % (2 * num_ranks):
+        return 0
+    return max(*parameter.shape[:2], num_ranks)
+
+
+def node_problems(
+    options: ShardOptions, model: ModelSpec, mesh: Mesh, precision: Precision, per_node: int
+) -> Iterator[str]:
+    """Refusals of qgZ over nodes of `per_node` devices, one line each, the scenario's key first."""
+    ranks = mesh.dp_shard
+    if not options.zero_quantized_gradients or ranks <= per_node:
+        return
+    if ranks % per_node:
+        yield (
+            "strategy.zero_quantized_gradients: expected full nodes, found "
+            f"{ranks} ranks on nodes of {per_node}"
+        )
+    if precision.reduce != HALF:
+        yield (
+            'precision.reduce: expected "fp16" with zero_quantized_gradients, whose kernels read '
+            f'gradients of any dtype as fp16, found "{DTYPE_NAMES[precision.reduce]}"'
+        )
+    for parameter in model.parameters:
+        groups = quantized_groups(parameter, ranks) if parameter.requires_grad else 0
+        if groups and (groups % ranks or parameter.numel % (groups * ALIGNMENT)):
+            yield (
+                f"strategy.zero_quantized_gradients: expected dimensions of which the larger "
+                f"divides by {ranks} ranks and the other by {ALIGNMENT}, found {parameter.fqn} of "
+                f"{' × '.join(map(str, parameter.shape))}, where DeepSpeed fails; pad it"
+            )
+            return
 
 
 def shard_precision_problems(precision: Precision) -> Iterator[str]:

@@ -113,6 +113,8 @@ def test_whole_steps_of_equal_ranks_take_the_same_time_in_either_detail(file):
         ("dgx-h100", "all_reduce", 1, 2**28, "all_reduce over dp_shard (nvls)"),
         ("dgx-h100", "all_reduce", 2, 2**28, "all_reduce over dp_shard (nvls_tree)"),
         ("cpu-gloo", "broadcast", 1, 2**20, "broadcast over dp_shard (tree)"),
+        ("cpu-gloo", "all_to_all", 1, 2**20, "all_to_all over dp_shard (pairs)"),
+        ("dgx-h100", "all_to_all", 2, 2**28, "all_to_all over dp_shard (pairs)"),
     ],
 )
 def test_what_is_no_ring_keeps_its_closed_form_and_is_told(preset, kind, nodes, nbytes, expected):

@@ -15,8 +15,10 @@ def algorithms(op: str, communicator: Communicator) -> tuple[Algorithm, ...]:
     """Algorithms among which NCCL chooses for `op`.
 
     All-gathers and reduce-scatters go round, or by PAT where each node has one rank. All-reduces
-    between nodes also go by trees.
+    between nodes also go by trees. An all-to-all is sends and receives of all pairs.
     """
+    if op == "all_to_all":
+        return ("pairs",)
     choices: list[Algorithm] = ["ring"]
     between = communicator.num_nodes > 1
     if op == "all_reduce" and between:

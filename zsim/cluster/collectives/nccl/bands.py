@@ -73,7 +73,7 @@ def band(
     wider = 1 + PER_DOUBLING * max(
         0.0, log2(communicator.num_ranks / MOST_RANKS.get(communicator.fabric, 16))
     )
-    known = BETWEEN.get(communicator.fabric) if algorithm != "pat" else None
+    known = BETWEEN.get(communicator.fabric) if algorithm not in ("pat", "pairs") else None
     base = known or WIDEST
     return CurveBand(
         large=min(MOST_WIDTH, base.large * wider), middle=min(MOST_WIDTH, base.middle * wider),

@@ -17,7 +17,9 @@ from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE, nvls_gra
 from zsim.cluster.collectives.nccl.communicator import Communicator
 from zsim.cluster.collectives.nccl.constants import Constants
 from zsim.cluster.collectives.nccl.tuner import (
+    BASE,
     HOPS,
+    LL_SHARE,
     NVLS_EFFICIENCY,
     NVLS_TREE_MOST,
     PAT_SHARE,
@@ -64,6 +66,8 @@ all-reduces of 2 to 8 V100 lose nothing (VIA-Research/vTrain)."""
 TWO_NODES_ONCE = 2
 """Times that a ring's bytes cross between two nodes over those of a tree, which go up and down
 once. NCCL's search doubles the width of such trees (graph/search.cc)."""
+MOST_IN_LL = 16 * KIB
+"""Bytes to each other rank up to which pairs take LL (NCCL_P2P_LL_THRESHOLD)."""
 SIMPLE_ALONE: tuple[tuple[str, Generation], ...] = (("efa", "ampere"),)
 """Networks without the protocols LL and LL128: EFA's sends of p4d do not keep order. Source:
 aws-ofi-nccl, platform-aws."""
@@ -89,7 +93,10 @@ def by(
     algorithm: Algorithm, op: str, nbytes: int, communicator: Communicator, constants: Constants
 ) -> TimeTerms:
     """The parts of `algorithm` with its fastest protocol, over hops as NCCL knows them."""
-    among = {"ring": _rings, "tree": _trees, "nvls": _nvls, "nvls_tree": _nvls_tree, "pat": _pat}
+    among = {
+        "ring": _rings, "tree": _trees, "nvls": _nvls, "nvls_tree": _nvls_tree, "pat": _pat,
+        "pairs": _pairs,
+    }
     return min(
         among[algorithm](op, nbytes, communicator, constants), key=lambda parts: parts.total
     )
@@ -106,6 +113,8 @@ def longer_hops_us(algorithm: Algorithm, op: str, communicator: Communicator) ->
     levels = (m - 1).bit_length()
     if algorithm == "nvls":
         return 2 * inside
+    if algorithm == "pairs":
+        return between if m > 1 else inside
     if algorithm == "pat":
         return levels * between
     if op == "all_reduce" and m > 1:
@@ -312,3 +321,26 @@ def _pat(op: str, nbytes: int, group: Communicator, constants: Constants) -> Ite
         + latency_us(op, "pat", "Simple", system(group, gb_s)),
         wire=nbytes * factor(op, group.num_ranks) / (1000 * gb_s * PAT_SHARE),
     )
+
+
+def _pairs(op: str, nbytes: int, group: Communicator, constants: Constants) -> Iterator[TimeTerms]:
+    """Sends and receives of a rank, all at once. A node's NICs carry what its ranks have for those
+    of other nodes. That is half of each message on two nodes, and nearly all of it on many. Source:
+    NVIDIA/nccl-tests issue 130, an answer of NCCL's maintainer."""
+    n, p, between = group.num_ranks, group.per_node, group.num_nodes > 1
+    gb_s = bus_gb_s(group, constants)
+    if between:
+        network = group.network_gb_s or group.bus_gb_s
+        gb_s = min(gb_s, network * (n - 1) / (p * (n - p)))
+    nic = constants.nic(group.fabric, group.generation)
+    hops = HOPS["network" if between else group.links]["ring"]
+    protocols: tuple[Protocol, ...] = ("LL", "Simple") if nbytes <= n * MOST_IN_LL else ("Simple",)
+    for protocol in protocols:
+        further = (nic.small if protocol == "LL" else nic.large) if between else 0.0
+        rate = 1000 * gb_s * (LL_SHARE if protocol == "LL" else 1.0)
+        yield TimeTerms(
+            algorithm="pairs", protocol=protocol,
+            start=constants.launch_us[group.generation] + BASE["ring"][protocol] + hops[protocol]
+            + further,
+            wire=nbytes * factor(op, n) / rate,
+        )

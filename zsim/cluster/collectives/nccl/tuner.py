@@ -19,12 +19,15 @@ from typing import Literal
 
 from zsim.cluster.links import Generation, Processor
 
-Algorithm = Literal["ring", "tree", "nvls", "nvls_tree", "pat"]
+Algorithm = Literal["ring", "tree", "nvls", "nvls_tree", "pat", "pairs"]
 Protocol = Literal["LL", "LL128", "Simple"]
 
 GENERATIONS: tuple[Generation, ...] = ("volta", "ampere", "hopper", "blackwell")
-RING_STEPS: dict[str, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
-"""Number of times that a ring of N ranks goes its N−1 steps, by collective."""
+RING_STEPS: dict[str, int] = {
+    "all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1
+}
+"""Number of times that a ring of N ranks goes its N−1 steps, by collective. In an all-to-all
+each rank sends as much, to N−1 others."""
 
 # Source of every table below: NCCL 2.30.7, src/graph/tuning.cc; microseconds, or GB/s per channel
 # where that is said.

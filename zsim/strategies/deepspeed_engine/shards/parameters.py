@@ -110,6 +110,16 @@ class ShardedParameters(EngineLayout):
         return padded_size(parameter.numel, self.num_ranks) * self.element
 
     @property
+    def per_node(self) -> int:
+        """Ranks of a node."""
+        return self.training.devices_per_node or self.num_ranks
+
+    @property
+    def quantizes_gradients(self) -> bool:
+        """True where gradients are reduced in int4, between nodes."""
+        return self.options.zero_quantized_gradients and self.num_ranks > self.per_node
+
+    @property
     def spread(self) -> int:
         """Ranks over which copies of released parameters are sharded; 1 for no such copies."""
         return self.options.zero_hpz_partition_size

@@ -15,10 +15,10 @@ from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.spec import Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel
-from zsim.strategies.deepspeed_engine.options import ALIGNMENT
+from zsim.strategies.deepspeed_engine.options import ALIGNMENT, HALF
 from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
 
-HALF, BYTE = "float16", "int8"
+BYTE = "int8"
 HALF_NBYTES, SCALE_NBYTES = DTYPE_NBYTES[HALF], DTYPE_NBYTES[MASTER_DTYPE]
 MOST_GROUPED = 8000
 """Elements that a group has at most."""

@@ -1,4 +1,4 @@
-"""ShardedStep: compute and reductions of a step at stage 3.
+"""ShardedStep: compute of a step at stage 3.
 
 Linears are DeepSpeed's own, which save their parameters and not views of gathered memory. So that
 goes when a parameter is released, and a backward gathers it anew.
@@ -11,27 +11,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.autograd.lowered import LoweredModule, ParameterGradient, TapeEvent
-from zsim.ir.buffers import Buffer, buffer_of, gradient_of, numbered, owner_of, role_of
-from zsim.ir.ops import NORM_STEP, Alloc, Free, Kernel, MemoryEvent, Op
+from zsim.ir.buffers import Buffer, buffer_of, numbered, owner_of, role_of
+from zsim.ir.ops import NORM_STEP, Alloc, Free, MemoryEvent, Op
 from zsim.models.spec import ROOT, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building.backward_events import forward_memory
-from zsim.strategies.building.kernels import copy_kernel, move_gradients
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.deepspeed_engine.engine_step import OWN, EngineStep
 from zsim.strategies.deepspeed_engine.layout import AXIS
-from zsim.strategies.deepspeed_engine.partition import Bucket, buckets
+from zsim.strategies.deepspeed_engine.partition import buckets
 from zsim.strategies.deepspeed_engine.shards.coordinator import Coordinator
-from zsim.strategies.deepspeed_engine.shards.gathering import GatheringStep
 from zsim.strategies.deepspeed_engine.shards.module_calls import Called
 from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
+from zsim.strategies.deepspeed_engine.shards.reducing import OWN_ENDS, ScatteringStep
 from zsim.strategies.replicated.buckets import ready_order
 
 TRACE = "trace"
 """The unit of broadcasts by which ranks assert that they have recorded the same trace."""
 INTEGER = DTYPE_NBYTES["int64"]
-OWN_ENDS = "own_ends"
-"""Role of a place holder for the frees of what a rank has for itself."""
 
 
 def _end_of_node(tape: Sequence[TapeEvent]) -> int:
@@ -57,15 +54,13 @@ def _with_leaves_whole(
 
 
 @dataclass(slots=True, kw_only=True)
-class ShardedStep(GatheringStep):
+class ShardedStep(ScatteringStep):
     """One training step."""
 
     _inputs: list[MemoryEvent] = field(default_factory=list)
     """The free of the input of the module that computes."""
     _recomputed: dict[str, list[Buffer]] = field(default_factory=dict)
     """Buffers that each module's recomputation has left for its backward."""
-    _outputs: list[MemoryEvent] = field(default_factory=list)
-    """The free of the gradient of a leaf's output."""
     asserts: StepBuilder = field(default_factory=StepBuilder)
     """Broadcasts at the beginning of the second step."""
 
@@ -164,114 +159,6 @@ class ShardedStep(GatheringStep):
             self._compute = self.step.issue(
                 "backward", call.module, micro_batch=self.micro_batch, memory=call.adds
             )
-
-    # -- reductions
-
-    def hook(self, fqn: str, *, reduces: bool) -> Iterable[MemoryEvent]:
-        """Reduce the bucket that would overflow, then copy the gradient into the next one; one
-        larger than a bucket stays where it is. Gradients of a leaf wait for its end."""
-        if fqn not in self.sharded.leaf_of:
-            yield from self._take(fqn)
-
-    def reduce_leaf(self, module: str) -> None:
-        """The gradient of a leaf's input is there: its parameters' are reduced in their order."""
-        if module not in self.sharded.leaves:
-            return
-        memory = [
-            event for parameter in self.sharded.own[module] if parameter.fqn in self._live
-            for event in self._take(parameter.fqn)
-        ]
-        self._placed.append(self.step.issue(
-            "free", ROOT, micro_batch=self.micro_batch, memory=[*memory, *self._outputs]
-        ))
-        self._outputs = []
-        self._average_full()
-
-    def _take(self, fqn: str) -> Iterator[MemoryEvent]:
-        if bucket := self._closes.get(fqn):
-            yield from self._scattering(bucket)
-        if self.gradients.nbytes_of[fqn] // self.sharded.element <= (
-            self.sharded.options.reduce_bucket_size
-        ):
-            self._live.discard(fqn)
-            yield Free(gradient_of(fqn))
-
-    def _scattering(self, bucket: Bucket) -> Iterator[MemoryEvent]:
-        """Memory of a reduce-scatter: zeros behind shards that need them, and all shards rank by
-        rank in a copy. A gradient alone that divides evenly is no copy."""
-        self._full.append(bucket)
-        sharded, element = self.sharded, self.sharded.reduced_element
-        ordered = sorted(bucket.parameters, key=self.sharded.turn)
-        casts = [
-            Alloc(buffer_of(p.fqn, "cast"), "communication", p.numel * element)
-            for p in ordered if sharded.casts and not bucket.in_buffer
-        ]
-        yield from casts
-        pads, flat = list[Alloc](), list[Alloc]()
-        if len(ordered) > 1 or ordered[0].numel % sharded.num_ranks:
-            for rank in range(sharded.num_ranks):
-                for p in ordered:
-                    missing = sharded.shard_numel(p) - sharded.local_numel(p, rank=rank)
-                    if missing:
-                        name = buffer_of(p.fqn, "padding", rank)
-                        pads.append(Alloc(name, "communication", missing * element))
-            numel = sum(map(sharded.shard_numel, ordered)) * sharded.num_ranks
-            flat = [Alloc(buffer_of(bucket.name, "flat"), "communication", numel * element)]
-        yield from (*pads, *flat)
-        yield from (Free(alloc.buffer) for alloc in pads)
-        if sharded.casts:
-            yield Alloc(buffer_of(bucket.name, OWN), "gradients", 0)
-            yield from (Free(alloc.buffer) for alloc in (*casts, *flat))
-        yield from self._sent(bucket)
-        if not bucket.in_buffer:
-            self._live.discard(bucket.parameters[0].fqn)
-            yield Free(gradient_of(bucket.parameters[0].fqn))
-        if sharded.casts:
-            yield Alloc(buffer_of(bucket.name, OWN_ENDS), "gradients", 0)
-        else:
-            yield from (Free(alloc.buffer) for alloc in flat)
-
-    def _sent(self, bucket: Bucket) -> Iterable[Alloc]:
-        """A place holder for what sending a rank's shards to the host allocates."""
-        return ()
-
-    def average(self, bucket: Bucket) -> None:
-        """Copy gradients into the bucket, and shard by shard behind one another; divide, reduce;
-        add the rank's shards to its gradients."""
-        sharded, dtype = self.sharded, self.sharded.reduced_in
-        numel = bucket.numel
-        padded = sum(map(sharded.shard_numel, bucket.parameters)) * sharded.num_ranks
-        moved = move_gradients(numel, source=sharded.dtype, target=dtype, reduced_in=dtype)
-        divide = Kernel("divide", padded, 2 * padded * sharded.reduced_element, dtype)
-        ready = self.step.issue(
-            "copy", bucket.name, waits=(self._compute, *self._reduced[-1:]),
-            micro_batch=self.micro_batch,
-            kernels=(moved, copy_kernel(padded, source=dtype, target=dtype), divide),
-        )
-        reduced = self.step.issue(
-            "reduce_scatter", bucket.name, stream="reduce_scatter", waits=(ready,), group=AXIS,
-            nbytes=padded * sharded.reduced_element, dtype=dtype, micro_batch=self.micro_batch,
-        )
-        own = copy_kernel(padded // sharded.num_ranks, source=dtype, target=sharded.dtype)
-        self._reduced.append(
-            self.step.issue(
-                "copy", bucket.name, waits=(reduced,), micro_batch=self.micro_batch,
-                kernels=(own,),
-                stream="reduce_scatter" if sharded.options.overlap_comm else "compute",
-            )
-        )
-
-    def end_backward(self) -> None:
-        """Reduce the last bucket; the host waits for the reductions, and the loss goes."""
-        loss = self.return_from_backward()
-        memory = list(self._scattering(self.buckets[-1]))
-        self._average_full()
-        self._placed.append(
-            self.step.issue(
-                "free", ROOT, stream="host", waits=self._reduced[-1:],
-                micro_batch=self.micro_batch, memory=[*memory, *loss],
-            )
-        )
 
     # -- ranks
 
