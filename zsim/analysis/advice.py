@@ -141,7 +141,7 @@ def ways_of(
     Program of some, or none. `say` is told how many are done."""
     figures = mapped(
         partial(_figures, timed=timed, before=before), [scenario for _, scenario in cases],
-        say=say,
+        at_once=before is not None, say=say,
     )
     return [
         Way(changes=changes, scenario=scenario, memory=memory, step=step)

@@ -58,6 +58,16 @@ def test_a_case_is_taken_when_the_result_so_many_ahead_has_been_used(
     assert squares == [number**2 for number in range(9)]
 
 
+@pytest.mark.usefixtures("two_cores")
+def test_cases_known_to_be_worth_it_are_all_done_in_other_processes(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "WORTH_S", float("inf"))
+    results = parallel.mapped(_squared, range(4), at_once=True)
+    assert [square for square, _ in results] == [0, 1, 4, 9]
+    assert os.getpid() not in {process for _, process in results}
+
+
 def test_little_work_forks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "WORTH_S", float("inf"))
     results = parallel.mapped(_squared, range(20))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 from collections import deque
@@ -11,47 +10,44 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from time import process_time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from concurrent.futures import ProcessPoolExecutor
+from zsim.io.system.forked import Workers
 
 Case = TypeVar("Case")
 Result = TypeVar("Result")
 
-WORTH_S = 0.3
-"""Processor time of the cases left from which on more processes pay. They cost 0.1 s: to import, to
-fork, and to copy the pages that they write to."""
-
-_inherited: list[Callable[[Any], Any]] = []
-"""The function of a case, in a forked worker."""
+WORTH_S = 0.05
+"""Processor time of the cases left from which on more processes pay. They cost 10 ms: to fork, and
+to copy the pages that they write to."""
 
 
 def mapped(
-    function: Callable[[Case], Result], cases: Sequence[Case], *,
+    function: Callable[[Case], Result], cases: Sequence[Case], *, at_once: bool = False,
     say: Callable[[int], None] | None = None,
 ) -> list[Result]:
     """`function` of each case, in order; the error of the first case that has one is raised. `say`
     is told how many are done.
 
-    The first cases show how long the rest takes. Forked processes share the models already lowered.
-    A fork copies one thread alone, so a process that has others, or torch's, goes through the cases
-    by itself.
+    The first cases show how long the rest takes, unless that is known to be worth more processes
+    `at_once`. Forked ones share the models already lowered. A fork copies one thread alone, so a
+    process that has others, or torch's, goes through the cases by itself.
     """
     results: list[Result] = []
-    begin = process_time()
-    for done, case in enumerate(cases):
-        if done and (process_time() - begin) / done * (len(cases) - done) > WORTH_S:
-            workers = min(_cores(), len(cases) - done)
-            if workers > 1 and _may_fork():
-                for result in _forked(function, cases[done:], workers=workers):
-                    results.append(result)
-                    if say:
-                        say(len(results))
-                return results
-        results.append(function(case))
-        if say:
-            say(len(results))
+    begin, workers = process_time(), min(_cores(), len(cases))
+    with ExitStack() as stack:
+        waiting = deque[Callable[[], Result]]()
+        for done, case in enumerate(cases):
+            left_s = (process_time() - begin) / done * (len(cases) - done) if done else 0
+            pays = left_s > WORTH_S if done else at_once
+            if pays and not waiting and workers > 1 and _may_fork():
+                # a worker inherits the cases by the fork; numbers and results alone are pickled
+                forked = Workers[int, Result](lambda number: function(cases[number]), count=workers)
+                ask = stack.enter_context(forked).ask
+                waiting.extend(ask(number) for number in range(done, len(cases)))
+            results.append(waiting.popleft()() if waiting else function(case))
+            if say:
+                say(len(results))
     return results
 
 
@@ -65,14 +61,11 @@ def in_turn(
     """
     begin, waiting = process_time(), deque[Callable[[], Result]]()
     with ExitStack() as stack:
-        pool: ProcessPoolExecutor | None = None
+        ask: Callable[[Case], Callable[[], Result]] | None = None
         for case in cases:
-            if pool is None and process_time() - begin > WORTH_S and _cores() > 1 and _may_fork():
-                pool = stack.enter_context(_pool(function, workers=min(_cores(), ahead)))
-            if pool is None:
-                waiting.append(partial(_itself, function(case)))
-            else:
-                waiting.append(pool.submit(_called, case).result)
+            if ask is None and process_time() - begin > WORTH_S and _cores() > 1 and _may_fork():
+                ask = stack.enter_context(Workers(function, count=min(_cores(), ahead))).ask
+            waiting.append(partial(_itself, function(case)) if ask is None else ask(case))
             if len(waiting) == ahead:
                 yield waiting.popleft()()
         while waiting:
@@ -81,33 +74,6 @@ def in_turn(
 
 def _itself(result: Result) -> Result:
     return result
-
-
-def _forked(
-    function: Callable[[Case], Result], cases: Sequence[Case], *, workers: int
-) -> Iterator[Result]:
-    # a worker inherits the cases by the fork; numbers and results alone are pickled
-    with _pool(lambda number: function(cases[number]), workers=workers) as pool:
-        yield from pool.map(_called, range(len(cases)))
-
-
-def _pool(function: Callable[[Any], Any], *, workers: int) -> ProcessPoolExecutor:
-    # multiprocessing takes 20 ms to import, which few commands need
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    return ProcessPoolExecutor(
-        workers, get_context("fork"), initializer=_start, initargs=(function,)
-    )
-
-
-def _start(function: Callable[[Any], Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that forked it tells of Ctrl-C
-    _inherited.append(function)
-
-
-def _called(case: Any) -> Any:
-    return _inherited[-1](case)
 
 
 def _cores() -> int:
