@@ -5,6 +5,9 @@ span layers. `Layers.of` finds such runs by the ops alone, and leaves out all pe
 its first and last few. In the shorter step the ops of a period, and all that they come behind, have
 to be the same time after their twins. Then the device goes on so in the periods left out.
 
+A stream that gains on another with each layer does so until it waits for that one. By both periods
+it is known after how many layers it has to; then as many are kept before the others.
+
 The host need not go on so: it may gain on the device with each layer, until the launch queue is
 full. And an op behind a run may wait for one before it. So the host is followed through all ops,
 and each has to start when it, the op's stream and its waits let it. Else all are simulated.
@@ -22,7 +25,8 @@ from zsim.ir.ops import Op
 from zsim.ir.program import Program, RankProgram
 
 HEAD, TAIL = 6, 2
-"""Periods of a run that are kept, before the others and behind them."""
+"""Periods of a run that are kept, before the others and behind them; more before them where streams
+gain on one another."""
 DEEPEST = HEAD - 2
 """Most periods over which an op may reach back to what it waits for."""
 NOWHERE = -1
@@ -36,7 +40,8 @@ _Starting = dict[bool, set[tuple[str, int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """Ops from `start` on that recur after each `period` ops; `left_out` periods are not simulated.
+    """Ops from `start` on that recur after each `period` ops; `left_out` periods are not simulated,
+    behind `head` that are.
 
     `start` counts ops of the whole step, `at` those of the shorter one. What an op comes behind, on
     its stream or by its waits, is at most `reach` ops before it.
@@ -44,6 +49,7 @@ class Recurrence:
 
     start: int
     period: int
+    head: int
     left_out: int
     at: int
     reach: int
@@ -51,7 +57,7 @@ class Recurrence:
     @property
     def gone(self) -> range:
         """The ops left out."""
-        first = self.start + HEAD * self.period
+        first = self.start + self.head * self.period
         return range(first, first + self.left_out * self.period)
 
     @property
@@ -62,7 +68,7 @@ class Recurrence:
     @property
     def cut(self) -> int:
         """The first op behind those left out, in the shorter step."""
-        return self.at + HEAD * self.period
+        return self.at + self.head * self.period
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +77,15 @@ class IssuingHost:
     each."""
 
     ops: tuple[Op, ...]
-    runs: Sequence[Recurrence]
-    twins: Sequence[int]
-    """The op of the shorter step that each is like."""
+    numbers: Sequence[int]
+    """Equal ones of ops that do the same, and wait for ops as far before them."""
     issue_ns: Sequence[int]
     awaited: Sequence[tuple[int, ...]]
     later: Mapping[int, int]
     """Nanoseconds for which the host pauses behind an op."""
+    runs: Sequence[Recurrence] = ()
+    twins: Sequence[int] = ()
+    """The op of the shorter step that each is like."""
 
     def followed(
         self, times: Times, periods: Sequence[int], starting: _Starting
@@ -140,22 +148,35 @@ class Layers:
     ) -> Layers | None:
         """The layers of `program`, or None where few ops recur; `later` as `IssuingHost` has it, by
         rank program."""
-        codes = dict[object, int]()
-        ranks, hosts = list[RankProgram](), list[IssuingHost]()
-        for rank, pauses in zip(program.ranks, later, strict=True):
-            runs = _runs(rank.steady, _numbers(rank.steady, codes))
-            ops = _shorter(rank.steady, runs)
+        codes, known = dict[object, int](), dict[int, int]()
+        hosts = [
+            IssuingHost(
+                rank.steady, _numbers(rank.steady, codes, known),
+                [costs.issue_ns(op) for op in rank.steady],
+                awaited_by_host(rank.steady, costs.launch_queue), pauses,
+            )
+            for rank, pauses in zip(program.ranks, later, strict=True)
+        ]
+        return cls._behind(program, hosts, heads=())
+
+    @classmethod
+    def _behind(
+        cls, program: Program, hosts: Sequence[IssuingHost], *, heads: Sequence[int]
+    ) -> Layers | None:
+        """The layers with as many periods as `heads` before those left out, by run, and `HEAD` by
+        default."""
+        ranks, own = list[RankProgram](), list[IssuingHost]()
+        for host in hosts:
+            runs = _runs(host.ops, host.numbers, heads)
+            ops = _shorter(host.ops, runs)
             if ops is None:
                 return None
             ranks.append(RankProgram(construction=(), first=(), steady=ops))
-            hosts.append(IssuingHost(
-                rank.steady, runs, _spread(range(len(ops)), runs, repeat(0)),
-                [costs.issue_ns(op) for op in rank.steady],
-                awaited_by_host(rank.steady, costs.launch_queue), pauses,
-            ))
-        if len({tuple(run.left_out for run in host.runs) for host in hosts}) > 1:
+            twins = _spread(range(len(ops)), runs, repeat(0))
+            own.append(replace(host, runs=runs, twins=twins))
+        if len({tuple(run.left_out for run in host.runs) for host in own}) > 1:
             return None
-        return cls(replace(program, ranks=tuple(ranks)), hosts)
+        return cls(replace(program, ranks=tuple(ranks)), own)
 
     def whole(self, timeline: Timeline) -> Timeline | None:
         """The times of the whole step from those of the shorter; None where it may go on otherwise.
@@ -176,9 +197,27 @@ class Layers:
         step = max((max(each.ends, default=0) for each in ranks.values()), default=0)
         return replace(timeline, ranks=ranks, step_time_ns=step)
 
+    def behind_gains(self, timeline: Timeline) -> Layers | None:
+        """The layers behind all those in which one stream gains on another, by `timeline`, the
+        times of the shorter step; None where none does, or where few are left."""
+        before = [run.head for run in self.hosts[0].runs]
+        heads = list(before)
+        for number, head in enumerate(before):
+            distances = self._distances(timeline, number)
+            if distances and min(distances) < (period := max(distances)):
+                # by a whole period after so many, and hardly any waits for more
+                heads[number] = head + -(-period // (period - min(distances)))
+        return None if heads == before else self._behind(self.shorter, self.hosts, heads=heads)
+
     def _period_ns(self, timeline: Timeline, number: int) -> int | None:
         """The ns by which the device does each op of a run after its twin; None where that differs.
         """
+        distances = self._distances(timeline, number)
+        return None if distances is None or len(distances) > 1 else max(distances, default=0)
+
+    def _distances(self, timeline: Timeline, number: int) -> set[int] | None:
+        """The ns by which the device does ops of a run after their twins; None where they take
+        different shares of links."""
         distances = set[int]()
         for rank, times in timeline.ranks.items():
             kind = self.shorter.assignment[rank]
@@ -190,7 +229,7 @@ class Layers:
                 if ops[op].stream != "host":
                     distances.add(times.starts[op] - times.starts[twin])
                     distances.add(times.ends[op] - times.ends[twin])
-        return max(distances, default=0) if len(distances) < 2 else None
+        return distances
 
     def all_losses(self, losses: Losses) -> Losses | None:
         """The losses of the whole step from those of the shorter; None where twins lose different
@@ -219,23 +258,31 @@ def _spread(clock: Sequence[int], runs: Sequence[Recurrence], periods: Iterable[
     return [*whole, *(ns + late for ns in clock[begin:])]
 
 
-def _numbers(ops: Sequence[Op], codes: dict[object, int]) -> list[int]:
-    """A number for each op; equal ones do the same, and wait for ops as far before them."""
-    numbers, known = list[int](), dict[int, int]()
+def _numbers(
+    ops: Sequence[Op], codes: dict[object, int], known: dict[int, int]
+) -> list[int]:
+    """A number for each op; equal ones do the same, and wait for ops as far before them. Ops, and
+    kernels, that several ops or ranks have are `known` by their ids."""
+    numbers = list[int]()
     for op in ops:
-        kernels = known.get(id(op.kernels))
-        if kernels is None:
-            kernels = known[id(op.kernels)] = codes.setdefault(op.kernels, len(codes))
-        waits = op.waits
-        key = (
-            op.kind, op.stream, op.group, op.nbytes, op.root, kernels, op.driver_calls,
-            op.index - waits[0] if len(waits) == 1 else tuple([op.index - wait for wait in waits]),
-        )
-        numbers.append(codes.setdefault(key, len(codes)))
+        number = known.get(id(op))
+        if number is None:
+            kernels = known.get(id(op.kernels))
+            if kernels is None:
+                kernels = known[id(op.kernels)] = codes.setdefault(op.kernels, len(codes))
+            waits = op.waits
+            key = (
+                op.kind, op.stream, op.group, op.nbytes, op.root, kernels, op.driver_calls,
+                op.index - waits[0] if len(waits) == 1 else tuple([op.index - at for at in waits]),
+            )
+            number = known[id(op)] = codes.setdefault(key, len(codes))
+        numbers.append(number)
     return numbers
 
 
-def _runs(ops: Sequence[Op], numbers: Sequence[int]) -> list[Recurrence]:
+def _runs(
+    ops: Sequence[Op], numbers: Sequence[int], heads: Sequence[int]
+) -> list[Recurrence]:
     """The runs with periods to leave out, one behind the other."""
     following, last = [0] * len(ops), dict[int, int]()
     for index in range(len(ops) - 1, -1, -1):
@@ -251,10 +298,11 @@ def _runs(ops: Sequence[Op], numbers: Sequence[int]) -> list[Recurrence]:
             while end < len(ops) and numbers[end] == numbers[end - period]:
                 end += 1
             ends[period] = end
-        left_out = (ends[period] - index) // period - HEAD - TAIL if period else 0
+        head = heads[len(runs)] if len(runs) < len(heads) else HEAD
+        left_out = (ends[period] - index) // period - head - TAIL if period else 0
         reach = max([period, *_reaches(ops[index:twin])]) if left_out > 0 else 0
         if left_out > 0 and reach <= DEEPEST * period:
-            runs.append(Recurrence(index, period, left_out, index - gone, reach))
+            runs.append(Recurrence(index, period, head, left_out, index - gone, reach))
             index, gone = runs[-1].end, gone + left_out * period
         else:
             index += 1

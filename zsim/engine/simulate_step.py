@@ -111,8 +111,20 @@ def timeline_of_few(
         return None
     later = [pauses(rank.steady, costs.execution) for rank in program.ranks]
     layers = Layers.of(program, costs=costs, later=later)
-    if layers is None:
-        return None
+    while layers is not None:
+        prepared = prepared_step(layers.shorter, costs=costs, contention=contention)
+        whole, last = _of_layers(layers, prepared, costs=costs, settled=settled)
+        if whole is not None:
+            return whole
+        layers = layers.behind_gains(last)
+    return None
+
+
+def _of_layers(
+    layers: Layers, prepared: Prepared, *, costs: StepCosts, settled: Settled
+) -> tuple[Timeline | None, Timeline]:
+    """The times of the whole step, or None where these need not follow from the shorter one, and
+    the last times of that."""
     rounds: list[tuple[Timeline, Losses]] = []
     unlike = False
 
@@ -128,9 +140,8 @@ def timeline_of_few(
         before, after = rounds[-2], rounds[-1]
         return settled(before[1], after[1], after[0])
 
-    prepared = prepared_step(layers.shorter, costs=costs, contention=contention)
-    timeline_of(prepared, costs=costs, settled=settled_in_all, see=see)
-    return None if unlike else rounds[-1][0]
+    last = timeline_of(prepared, costs=costs, settled=settled_in_all, see=see)
+    return None if unlike else rounds[-1][0], last
 
 
 def prepared_step(

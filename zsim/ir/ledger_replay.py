@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 
 from zsim.errors import ProgramError
@@ -139,7 +140,7 @@ class _Walk:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Passes:
     """Ops that both steps begin with, followed once, with the ledger `before` and `after` them.
 
@@ -163,7 +164,7 @@ class _Passes:
             return False
         besides = ledger.live.keys() - self.before.live.keys()
         if not self.before.live.items() <= ledger.live.items() or not besides.isdisjoint(
-            self._allocated()
+            self._allocated
         ):
             return False
         lift = ledger.allocated - self.before.allocated
@@ -183,6 +184,7 @@ class _Passes:
         )
         return True
 
+    @cached_property
     def _allocated(self) -> list[str]:
         distinct = {id(op.memory): op.memory for op in self.ops}.values()
         return [event.buffer for events in distinct for event in events if type(event) is Alloc]

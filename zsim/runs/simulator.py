@@ -8,7 +8,7 @@ asked otherwise.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from zsim.cluster.cluster import ClusterSpec
@@ -27,7 +27,7 @@ from zsim.ir.gc_pause import uncollected
 from zsim.ir.host_ledger import OFFLOADED, SAVED, replay_host
 from zsim.ir.laws import program_laws
 from zsim.ir.laws.validate import validate
-from zsim.ir.ledger_replay import replay
+from zsim.ir.ledger_replay import replay_each
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.program import PHASES, PhaseName, Program, RankProgram
@@ -222,7 +222,10 @@ def _ranks(
     if set(shown) == set(timeline.representatives):
         for rank, like in enumerate(timeline.representatives):
             alike_to[like].append(rank)
-    phases: dict[int, Phases] = {}  # by identity: faults make kinds whose Programs are alike
+    kinds = {id(rank): rank for rank in map(program.of_rank, shown)}  # faults make kinds alike
+    phases = dict(zip(
+        kinds, _phases([*kinds.values()], program.mesh, with_timeline=with_timeline), strict=True
+    ))
     spans: dict[int, tuple[Span, ...]] = {}
     alike: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[Span, ...]] = {}
     payloads = {id(ops): _payloads(ops) for ops in program.steps}
@@ -233,10 +236,6 @@ def _ranks(
         if stamps not in alike:
             alike[stamps] = _spans(program.ranks[kind].steady, times)
         spans[rank] = alike[stamps]
-        if id(program.ranks[kind]) not in phases:
-            phases[id(program.ranks[kind])] = _phases(
-                program.ranks[kind], program.mesh, with_timeline=with_timeline
-            )
     return tuple(
         RankRun(
             rank=rank,
@@ -260,12 +259,15 @@ def _until_the_step(
     firsts = {kind: rank for rank, kind in reversed([*enumerate(program.assignment)])}
     alike = tuple(firsts[kind] for kind in program.assignment)
     shown = Counter(alike) if ranks is None else dict.fromkeys(sorted(ranks), 1)
-    phases: dict[int, Phases] = {}
-    for kind in {program.assignment[rank] for rank in shown}:
-        whole = _phases(
-            program.ranks[kind], program.mesh, with_timeline=len(shown) <= MOST_TIMELINES
-        )
-        phases[kind] = {phase: whole[phase] for phase in ("construction", "first")}
+    kinds = sorted({program.assignment[rank] for rank in shown})
+    whole = _phases(
+        [program.ranks[kind] for kind in kinds], program.mesh,
+        with_timeline=len(shown) <= MOST_TIMELINES,
+    )
+    phases: dict[int, Phases] = {
+        kind: {phase: own[phase] for phase in ("construction", "first")}
+        for kind, own in zip(kinds, whole, strict=True)
+    }
     return replace(
         begun, representatives=alike if ranks is None else (),
         ranks=tuple(
@@ -275,17 +277,22 @@ def _until_the_step(
     )
 
 
-def _phases(program: RankProgram, mesh: Mesh, *, with_timeline: bool) -> Phases:
-    memory = _with_host(replay(program, timeline=with_timeline), program)
-    return {
-        phase: PhaseRecord(
-            collectives=tuple(
-                _record(op, mesh) for op in program.phase(phase) if op.kind in COLLECTIVES
-            ),
-            memory=memory[phase],
-        )
-        for phase in PHASES
-    }
+def _phases(
+    programs: Sequence[RankProgram], mesh: Mesh, *, with_timeline: bool
+) -> Iterator[Phases]:
+    """The phases of each program; passes that several have are followed once."""
+    replayed = replay_each(programs, timeline=with_timeline)
+    for program, memory in zip(programs, replayed, strict=True):
+        records = _with_host(memory, program)
+        yield {
+            phase: PhaseRecord(
+                collectives=tuple(
+                    _record(op, mesh) for op in program.phase(phase) if op.kind in COLLECTIVES
+                ),
+                memory=records[phase],
+            )
+            for phase in PHASES
+        }
 
 
 def _with_host(

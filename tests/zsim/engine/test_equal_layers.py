@@ -48,6 +48,16 @@ def test_thirty_two_layers_are_told_from_few(strategy: str) -> None:
     assert outcome(llama(strategy, 32)) == "equal"
 
 
+def test_gathers_that_gain_on_compute_do_so_in_layers_that_are_kept() -> None:
+    """Gathers of Llama 3 405B gain 2.7 of 123 ms per layer, until they wait for compute."""
+    scenario = zsim.Scenario(
+        model={"preset": "llama-3-405b"}, batch={"micro_batch": 1, "sequence_length": 8192},
+        cluster={"preset": "dgx-h100", "nodes": 2048}, strategy={"name": "fsdp2"},
+        precision={"parameters": "bf16"},
+    )
+    assert outcome(scenario) == "equal"
+
+
 def test_a_model_of_ten_layers_is_simulated_whole() -> None:
     assert outcome(llama("fsdp2", 10)) == "all"
 
