@@ -181,6 +181,32 @@ def quantized_grid() -> list[Tables]:
     ]
 
 
+def granularity_grid() -> list[Tables]:
+    """Stage 3 with a mean size of modules that takes each block, on two and four ranks.
+
+    Gathers ahead are none or all; blocks are recomputed, parameters on the host. One takes none.
+    """
+    large = [
+        model | {"sizes": model["sizes"] | {"vocabulary": 200, "tied": False}}
+        for model in MODELS[1:]
+    ]
+    cases = product(RANKS, (0, 100_000), RECOMPUTED[:2], offloads({}, ALL_ON_HOST))
+    return [
+        {
+            "model": large[index % 3],
+            "batch": {"micro_batch": 2, "sequence_length": 4, "accumulation": 1 + index % 2},
+            "cluster": {"preset": "cpu-gloo", "ranks": ranks}, "precision": PRECISIONS[index % 4],
+            "strategy": {
+                "name": "deepspeed3", "reduce_bucket_size": 300,
+                "stage3_prefetch_bucket_size": ahead, "stage3_param_persistence_threshold": 10,
+                "stage3_module_granularity_threshold": 110 if index else 20,
+            },
+            **recomputed, **offload,
+        }
+        for index, (ranks, ahead, recomputed, offload) in enumerate(cases)
+    ]
+
+
 def draw_sharded(seed: int) -> Tables:
     """A random scenario of stage 3."""
     one_of = random.Random(seed).choice
@@ -355,6 +381,7 @@ def main() -> int:
         *sharded_grid(), *map(draw_sharded, seeds(asked.sharded_draws)),
         *map(draw_transformers, seeds(asked.transformers_draws)), *adam_grid(),
         *activations_grid(), *map(draw_leaves, seeds(asked.leaf_draws)), *quantized_grid(),
+        *granularity_grid(),
     ]
     tables = [*([] if asked.only_sharded else [*grid(), *map(draw, seeds(asked.draws))]), *sharded]
     record = {

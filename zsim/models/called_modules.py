@@ -6,16 +6,20 @@ each is a unit: the root's stand apart, a block's are nested in it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 
 from zsim.models.operators import ONE_NODE, Operator, OperatorKind
+from zsim.models.repeats import first_runs
 from zsim.models.spec import ROOT, ModelSpec, Module, ParamGroup
 from zsim.models.wrapping import TRACED, joined, parts_of_root, split_block
 
 TRANSFORMERS = "transformers"
 """The family of models whose modules are those of transformers."""
+MOST_IN_LEAF = 10**9
+"""Elements of the largest module that DeepSpeed takes for a leaf by its mean size."""
 WITHOUT_PARAMETERS: tuple[OperatorKind, ...] = (
     "silu", "gelu", "gelu_new", "dropout", "rotary_tables"
 )
@@ -55,6 +59,42 @@ def by_module(model: ModelSpec, *, leaf_blocks: bool = False) -> ModelSpec:
 def is_leaf(module: Module) -> bool:
     """True for a block of a model `by_module` that is one unit."""
     return not module.within and not module.apart and module.unit != ROOT
+
+
+def granular(model: ModelSpec, most: int) -> tuple[str, ...]:
+    """The outermost modules with others inside that have at most `most` elements a module, which
+    DeepSpeed takes for leaves. Modules of over a billion elements, and lists, are none.
+
+    Such a module itself counts, and so do all inside that own parameters or have such inside.
+    """
+    numels = {parameter.fqn: parameter.numel for parameter in model.parameters}
+    owned = Counter[str]()
+    for op in (op for module in first_runs(model.modules) for op in module.operators):
+        for fqn in (op.weight, op.bias):
+            owned[op.name] += numels.get(fqn, 0)
+    owned = +owned
+    around = {name: (ROOT, *_outer(name)) for name in owned}
+    sizes, members = Counter[str](), dict[str, set[str]]()
+    for name, outer in around.items():
+        for each in outer:
+            sizes[each] += owned[name]
+            members.setdefault(each, set()).update((name, *outer))
+    lists = {name.rpartition(".")[0] for name in members if name.rpartition(".")[2].isdecimal()}
+
+    def is_fine(name: str) -> bool:
+        inside = [m for m in members[name] if m not in lists and _is_in(m, name)]
+        return name not in lists and sizes[name] <= MOST_IN_LEAF and (
+            sizes[name] // len(inside) <= most
+        )
+
+    fine = {name for name in members if is_fine(name)}
+    return tuple(name for name in members if name in fine and not fine.intersection(
+        outer for outer in (ROOT, *_outer(name)) if outer != name
+    ))
+
+
+def _is_in(name: str, outer: str) -> bool:
+    return name == outer or outer == ROOT or name.startswith(f"{outer}.")
 
 
 def by_block(model: ModelSpec) -> ModelSpec:

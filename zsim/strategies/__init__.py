@@ -81,7 +81,7 @@ def wrapped(name: str, model: ModelSpec, policy: Wrapping, options: Any = None) 
     strategy = STRATEGIES[name]
     nests = strategy.nests
     if nests == "modules":
-        return by_module(model, leaf_blocks=strategy.leaf_blocks(options))
+        return by_module(model, leaf_blocks=strategy.leaf_blocks(options, model))
     if nests == "nothing":
         policy = replace(policy, nested=())
     return wrapping.wrapped(model, policy, in_parts=nests != "buffers")

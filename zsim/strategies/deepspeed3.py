@@ -8,7 +8,8 @@ whole (coordinator.py). Blocks and the root own nothing, and gather ahead as wel
 reduce-scattered bucket by bucket within backward, and a rank's shards of them stay from step to
 step. With `zero_quantized_gradients` they are reduced in int4 by all-to-alls
 (quantized_gradients.py). The step releases everything, and gathers small parameters that persist.
-With `leaf_module` a block does so for all modules inside.
+With `leaf_module`, or with `stage3_module_granularity_threshold`, a block does so for all modules
+inside.
 
 Frozen parameters are sharded, gathered and kept as all others. A module whose output needs no
 gradient has no backward, and one that a recomputation gathers frozen ones for releases them.
@@ -64,7 +65,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     forward_backward(first, coordinator, calls, first=True)
     optimizer_step(first, coordinator, first=True)
     steady = kind.of(sharded)
-    steady.take_persistent()
+    steady.follow(first)
     coordinator.carrier = steady
     forward_backward(steady, coordinator, calls, first=False)
     optimizer_step(steady, coordinator, first=False)
@@ -160,5 +161,5 @@ STRATEGY = Strategy(
     elsewhere=config_keys.OF_SHARDS, num_distinct_ranks=num_distinct_ranks,
     num_groups=num_groups, saves="engine", stepped=stepped,
     offloadable=("optimizer", "parameters"), pinned=pinned, nests="modules",
-    leaf_blocks=lambda options: options is not None and options.leaf_module == "blocks",
+    leaf_blocks=engine_options.leaf_blocks,
 )

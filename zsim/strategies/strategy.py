@@ -64,6 +64,10 @@ def _never(options: Any) -> bool:
     return False
 
 
+def _no_leaves(options: Any, model: ModelSpec) -> bool:
+    return False
+
+
 def _no_elements(options: Any, model: ModelSpec) -> int:
     return 0
 
@@ -126,8 +130,8 @@ class Strategy:
     nests: Literal["units", "buffers", "modules", "nothing"] = "nothing"
     """Units inside blocks: modules with hooks of their own, flat buffers of their own, every module
     that owns parameters, or no units at all."""
-    leaf_blocks: Callable[[Any], bool] = _never
-    """`leaf_blocks(options)`: True where every module has hooks, but those inside blocks."""
+    leaf_blocks: Callable[[Any, ModelSpec], bool] = _no_leaves
+    """`leaf_blocks(options, model)`: True where every module has hooks, but those inside blocks."""
     differentiates: Callable[[ModelSpec], ModelSpec] = _same_model
     """The model as autograd sees it, in which modules may read other parameters than its own."""
     unit_hooks: UnitHooks = "raw_inputs"

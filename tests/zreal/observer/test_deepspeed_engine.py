@@ -2,6 +2,7 @@
 and for real where the extra `deepspeed` is installed."""
 
 import json
+import sys
 import weakref
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,10 +17,12 @@ import zsim
 from tests.measured import deepspeed as measured
 from tests.support.configs import imported
 from tests.support.folders import PARITY, ROOT
+from zreal.modules.modules import empty
 from zreal.observer.subjects import deepspeed_engine
 from zreal.processes import launch
 from zsim.analysis.checkpoints.checkpoint import checkpoint
 from zsim.errors import BackendUnavailableError
+from zsim.models.called_modules import granular
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import Scenario, load, parse
@@ -54,7 +57,7 @@ def test_the_record_is_of_the_version_that_is_modelled() -> None:
     assert RECORD["deepspeed"].startswith("0.19.")
     grids = [
         *measured.grid(), *measured.sharded_grid(), *measured.adam_grid(),
-        *measured.activations_grid(), *measured.quantized_grid(),
+        *measured.activations_grid(), *measured.quantized_grid(), *measured.granularity_grid(),
     ]
     assert len(RECORD["rows"]) >= 150 + 60 + 20 + 20 + len(grids)
 
@@ -176,6 +179,44 @@ def test_150_random_draws_are_predicted_to_the_byte() -> None:
         rows += measured.rows(drawn, timeout_s=3000)
 
     assert [line for row in rows for line in wrong(row)] == []
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("model", [
+    *measured.MODELS, {"preset": "gpt-tiny"}, {"preset": "mlp-uneven"},
+    *({"huggingface": f"tests/measured/deepspeed_models/{name}.json"} for name in measured.CONFIGS),
+])
+def test_leaves_by_mean_size_are_those_that_deepspeed_takes(
+    model: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deepspeed.runtime.zero import parameter_offload
+    from deepspeed.utils.z3_leaf_module import z3_leaf_module
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(parameter_offload, "print_rank_0", lambda *_, **__: None)
+    case = Scenario(
+        model=model, batch={"micro_batch": 2} | (
+            {} if model.get("family") == "mlp" or "mlp" in model.get("preset", "")
+            else {"sequence_length": 8}
+        ),
+        cluster={"preset": "cpu-gloo", "ranks": 2}, strategy={"name": "deepspeed3"},
+    )
+    made = empty(case.model, seed=0)
+    for parameter in made.parameters():
+        parameter.ds_numel = parameter.numel()
+    sizes = sum(parameter.numel() for parameter in made.parameters())
+    different = set[tuple[str, ...]]()
+    for most in {sizes // n for n in range(1, 200)}:
+        engine = object.__new__(parameter_offload.DeepSpeedZeRoOffload)
+        engine.min_granularity_value, engine.min_granularity_layer = sys.maxsize, None
+        engine.granularity_info, engine.z3_leaf_layers = set(), []
+        engine._set_z3_leaf_modules_by_threshold(made, most)
+        leaves = {name or "root" for name, each in made.named_modules() if z3_leaf_module(each)}
+        for each in made.modules():
+            each._z3_leaf = False
+        assert leaves == set(granular(case.model, most)), most
+        different.add(tuple(sorted(leaves)))
+    assert len(different) > 1
 
 
 def scenario(**strategy: object) -> Scenario:

@@ -216,6 +216,18 @@ def test_a_config_with_drives_becomes_zero_with_the_same_requests_and_buffers(
     assert not any("clip" in line for line in unclipped.assumed)
 
 
+@pytest.mark.parametrize(("device", "told"), [
+    ("cpu", "read with parameters on drives alone"),
+    ("nvme", "DeepSpeed keeps so many elements of a rank in host memory, and not on drives; zero3 "
+             "has all on drives"),
+])
+def test_elements_that_stay_in_host_memory_are_told(device, told, tmp_path):
+    moved = {"device": device}
+    zero = {"stage": 3, "offload_optimizer": moved, "offload_param": moved | {"max_in_cpu": 10}}
+    made = imported(tmp_path, {"zero_optimization": zero})
+    assert made.ignored["zero_optimization.offload_param.max_in_cpu"] == told
+
+
 NVME = {"stage": 3, "offload_optimizer": {"device": "nvme"}}
 
 

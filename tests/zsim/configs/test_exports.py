@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given, reject, settings
@@ -143,12 +144,19 @@ def test_a_scenario_exported_and_imported_again_is_the_same(kind, data, tmp_path
     assert again == scenario
 
 
-def test_leaf_blocks_are_exported_and_imported_by_their_names(tmp_path):
-    scenario = load("scenarios/parity/deepspeed3-gpt-2-leaf-blocks.toml")
+@pytest.mark.parametrize("options", [
+    {"leaf_module": "blocks"},
+    {"leaf_module": "none", "stage3_module_granularity_threshold": 5,
+     "zero_quantized_gradients": True, "zero_quantized_weights": True},
+])
+def test_leaf_blocks_are_exported_by_their_names_and_options_of_stage_3_as_they_are(
+    options, tmp_path
+):
+    scenario = load("scenarios/parity/deepspeed3-gpt-2-leaf-blocks.toml").with_(strategy=options)
     text = export_config(scenario, "deepspeed").text
     again = imported(tmp_path, text, "deepspeed", batch__micro_batch=None, cluster__ranks=2,
                      batch__sequence_length=32).scenario
-    assert again.options.leaf_module == "blocks"
+    assert options.items() <= asdict(again.options).items()
     for key in ("options", "model", "batch", "optimizer", "precision", "offload"):
         assert getattr(again, key) == getattr(scenario, key)
 

@@ -18,7 +18,7 @@ from zsim.ir.buffers import role_of
 from zsim.ir.laws import program_laws
 from zsim.ir.ledger_replay import replay
 from zsim.ir.ops import Alloc
-from zsim.models.called_modules import by_block
+from zsim.models.called_modules import by_block, granular
 from zsim.models.spec import Parameter
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
@@ -626,6 +626,36 @@ def test_a_leaf_block_is_one_gather_and_reduces_in_the_order_of_the_model() -> N
     assert len(gathered) < sum(op.kind == "all_gather" for op in singly) // 3
 
 
+VOCABULARY_OF_100 = GPT | {"sizes": GPT["sizes"] | {"vocabulary": 100}}
+
+
+def test_a_mean_size_that_takes_each_block_makes_leaves_whose_parameters_share_an_element() -> None:
+    """A block of GPT has 872 elements in eight modules that own some, and three around them: 79 on
+    average. Its attention has 57, its MLP 184, and the whole model with its embeddings 112."""
+    by_size = "stage3_module_granularity_threshold"
+    leaves, fine, none = (
+        plan(sharded(
+            model=VOCABULARY_OF_100, stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=0,
+            **options,
+        ), device="cpu")
+        for options in ({"leaf_module": "blocks"}, {by_size: 79}, {by_size: 56})
+    )
+    taken = {most: granular(by_block(sharded(model=VOCABULARY_OF_100).model), most)
+             for most in (56, 57, 78, 79, 111, 112)}
+    blocks = ("blocks.0", "blocks.1", "blocks.2")
+    attention = tuple(f"{block}.attn" for block in blocks)
+    assert list(taken.values()) == [(), attention, attention, blocks, blocks, ("root",)]
+    sent = [[op.nbytes for op in each.of_rank(0).steady if op.kind == "all_gather"]
+            for each in (leaves, fine, none)]
+    assert sent[0] == sent[1]
+    assert len(sent[2]) > len(sent[0])
+    shared = replay(fine.of_rank(0))["steady"].end_bytes - (
+        replay(leaves.of_rank(0))["steady"].end_bytes
+    )
+    assert shared == 4 * 3
+    assert program_laws.breaches(fine) == ()
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -636,10 +666,11 @@ def test_a_leaf_block_is_one_gather_and_reduces_in_the_order_of_the_model() -> N
         ({"strategy": {"zero_hpz_partition_size": 3}}, "expected a divisor of 2 ranks, found 3"),
         ({"strategy": {"mics_shard_size": 2}}, "it ended with 0.19.7; hsdp shards over a part"),
         ({"strategy": {"stage3_max_live_params": 3}}, "calls it stage3_max_live_parameters"),
-        ({"strategy": {"stage3_module_granularity_threshold": 9}},
-         'and finds some that are never called; leaf_module = "blocks" takes each block'),
+        ({"strategy": {"stage3_module_granularity_threshold": 60}},
+         "expected one that takes each block or none, found 60, which takes blocks.0.attn"),
+        ({"strategy": {"stage3_module_granularity_threshold": 10**6}}, "which takes root"),
         ({"strategy": {"leaf_module": "blocks", "zero_hpz_partition_size": 2}},
-         'strategy.leaf_module: expected none with zero_hpz_partition_size'),
+         "strategy.zero_hpz_partition_size: expected 1 with leaf modules, found 2"),
         ({"strategy": {"leaf_module": "blocks"}, "frozen": ["wte.*", "wpe.*"]},
          'strategy.leaf_module: expected none, as the input of blocks.0 needs no gradient'),
         ({"strategy": {"reduce_scatter": False}}, "strategy.reduce_scatter: expected true"),

@@ -19,7 +19,7 @@ BY_WIDTH: Mapping[str, Callable[[int], int]] = {
 """transformers' rule for each size that is "auto", from the model's width."""
 SIZES = ("allgather_bucket_size",)
 SHARD_SIZES = ("stage3_max_live_parameters", "stage3_max_reuse_distance",
-               "stage3_model_persistence_threshold")
+               "stage3_model_persistence_threshold", "stage3_module_granularity_threshold")
 QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients")
 FLAGS = ("allgather_partitions", "overlap_comm", "contiguous_gradients", "reduce_scatter")
 DROPPED = "--drop leaves it out"
@@ -191,7 +191,6 @@ def _unmodelled(zero: ConfigKeys) -> None:
     for key, default in (
         ("use_multi_rank_bucket_allreduce", True), ("compute_grad_norm", True),
         ("memory_efficient_linear", True),
-        ("stage3_module_granularity_threshold", 0), ("module_granularity_threshold", 0),
         ("stage3_use_all_reduce_for_fetch_params", False), ("parameter_alignment", False),
         ("use_all_reduce_for_fetch_params", False), ("allgather_sequential", False),
         ("stage3_allgather_sequential", False), ("zero_quantized_nontrainable_weights", False),
@@ -227,8 +226,11 @@ def _offload(zero: ConfigKeys, draft: Draft) -> bool:
 def _buffers(table: ConfigKeys, draft: Draft, *, drives: bool, state: str) -> None:
     """Put the buffers of what goes to drives, and refuse partial offload."""
     table.ignore("a path of the machine", "nvme_path")
-    table.ignore("buffers of parameters on drives are not modelled apart", "max_in_cpu",
-                 "buffer_size")
+    table.ignore("buffers of parameters on drives are not modelled apart", "buffer_size")
+    table.ignore(
+        "DeepSpeed keeps so many elements of a rank in host memory, and not on drives; zero3 has "
+        "all on drives" if drives else "read with parameters on drives alone", "max_in_cpu",
+    )
     table.ignore("the way in which memory is made", "fast_init", "cpuadam_cores_perc")
     count = table.whole("buffer_count")
     if state == "optimizer":

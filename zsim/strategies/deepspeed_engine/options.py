@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from zsim.autograd.traced.model import TracedModel
 from zsim.ir.mesh import Mesh
-from zsim.models.called_modules import calls_nothing, is_leaf
+from zsim.models.called_modules import calls_nothing, granular, is_leaf
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.repeats import repeats
 from zsim.models.spec import ModelSpec, Parameter
@@ -76,8 +76,9 @@ class ShardOptions:
     """Elements of the largest parameters that stay whole."""
     stage3_model_persistence_threshold: int = field(default=MOST_ELEMENTS, metadata=_SIZE)
     """Elements of all parameters that stay whole."""
-    stage3_module_granularity_threshold: int = 0
-    """Leaf modules by the mean size of modules; only 0 is modelled."""
+    stage3_module_granularity_threshold: int = field(default=0, metadata=_SIZE)
+    """Elements a module on average, up to which a module with others inside is a leaf; modelled
+    where it takes each block, or none."""
     leaf_module: Literal["none", "blocks"] = "none"
     """Modules whose parameters are gathered and reduced together: each block (set_z3_leaf_modules).
     """
@@ -92,6 +93,23 @@ class ShardOptions:
     zero_quantized_gradients: bool = False
     """Gradients are reduced in int4 (qgZ of ZeRO++) by all-to-alls inside and between nodes; on one
     node it changes nothing."""
+
+
+def leaf_blocks(options: ShardOptions | None, model: ModelSpec) -> bool:
+    """True where each block of `model` is a leaf module."""
+    return options is not None and (
+        options.leaf_module == "blocks" or _granular(options, model) == _blocks(model)
+    )
+
+
+def _granular(options: ShardOptions, model: ModelSpec) -> set[str]:
+    """The leaf modules by mean size."""
+    most = options.stage3_module_granularity_threshold
+    return set(granular(model, most)) if most else set()
+
+
+def _blocks(model: ModelSpec) -> set[str]:
+    return {m.within or m.path for m in model.modules if m.within or is_leaf(m)}
 
 
 def as_config(options: ReplicaOptions | ShardOptions, model: ModelSpec) -> dict[str, Any]:
@@ -135,12 +153,6 @@ def shard_problems(options: ShardOptions, mesh: Mesh, optimizer: Optimizer) -> I
     for name in ("contiguous_gradients", "reduce_scatter"):
         if not getattr(options, name):
             yield f"strategy.{name}: expected true, found false, which zsim does not model"
-    if options.stage3_module_granularity_threshold:
-        yield (
-            "strategy.stage3_module_granularity_threshold: expected 0, found "
-            f"{options.stage3_module_granularity_threshold}, which takes modules by their mean size"
-            ' and finds some that are never called; leaf_module = "blocks" takes each block'
-        )
     for name in ("reduce_bucket_size", "sub_group_size"):
         if getattr(options, name) < 1:
             yield f"strategy.{name}: expected at least 1 element, found 0"
@@ -230,14 +242,23 @@ def shard_model_problems(
         )
     if repeats(model):
         yield "model.uses: expected 1 with deepspeed3, whose trace would have each run"
-    if options.leaf_module == "blocks" and options.zero_hpz_partition_size > 1:
+    fine = _granular(options, model)
+    if fine and fine != _blocks(model):
+        first_of = sorted(fine - _blocks(model)) or sorted(_blocks(model) - fine)
+        verb = "takes" if first_of[0] in fine else "leaves out"
         yield (
-            "strategy.leaf_module: expected none with zero_hpz_partition_size, found blocks, "
-            "whose copies DeepSpeed makes in the order of a set"
+            "strategy.stage3_module_granularity_threshold: expected one that takes each block or "
+            f"none, found {options.stage3_module_granularity_threshold}, which {verb} {first_of[0]}"
+        )
+    leaves = leaf_blocks(options, model)
+    if leaves and options.zero_hpz_partition_size > 1:
+        yield (
+            "strategy.zero_hpz_partition_size: expected 1 with leaf modules, found "
+            f"{options.zero_hpz_partition_size}; DeepSpeed makes their copies in the order of a set"
         )
     trained = {parameter.fqn for parameter in model.parameters if parameter.requires_grad}
     first = next((m for m in model.modules if trained.intersection(used_parameters(m))), None)
-    if options.leaf_module == "blocks" and first is not None and is_leaf(first):
+    if leaves and first is not None and is_leaf(first):
         yield (
             f"strategy.leaf_module: expected none, as the input of {first.path} needs no "
             "gradient, found blocks: DeepSpeed then reduces gradients of zeros"

@@ -49,6 +49,9 @@ class Carrier(Protocol):
     def release(self, parameter: Parameter) -> None:
         """Drop a whole parameter."""
 
+    def release_leaf(self, module: str, parameters: Sequence[Parameter]) -> None:
+        """A leaf is about to release so many of its parameters."""
+
     def copy_secondary(self, parameter: Parameter) -> None:
         """Copy this rank's larger shard of a whole parameter."""
 
@@ -202,6 +205,8 @@ class Coordinator:
             kept = self._decided[key]
         gone = {parameter.fqn for parameter in self.own[module]}.difference(kept)
         gone |= recomputed.keys() - self.persistent
+        if module in self.leaves:
+            self.carrier.release_leaf(module, [p for p in self.own[module] if p.fqn in gone])
         for parameter in dict.fromkeys((*self.own[module], *recomputed.values())):
             self._active[parameter.fqn].discard(module)
             if parameter.fqn in gone:

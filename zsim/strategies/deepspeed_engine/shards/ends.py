@@ -73,7 +73,8 @@ def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) 
     if coordinator.secondary:
         _drop_copies(step.step, sharded)
         coordinator.secondary.difference_update(p.fqn for p in sharded.parameters)
-    gone = [Free(norm_part("group", number)) for number in range(count)] + [Free(norm_part("all"))]
+    gone = step.filled_again(sharded.persistent)
+    gone += [Free(norm_part("group", number)) for number in range(count)] + [Free(norm_part("all"))]
     step.step.issue(
         "free", ROOT, stream="host", memory=gone if first else [*gone, Free(norm_part("told"))]
     )

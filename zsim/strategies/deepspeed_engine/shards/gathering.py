@@ -16,6 +16,7 @@ from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel, fill_ker
 from zsim.strategies.deepspeed_engine.engine_step import EngineStep
 from zsim.strategies.deepspeed_engine.layout import AXIS
 from zsim.strategies.deepspeed_engine.offload.placement import placed
+from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES
 from zsim.strategies.deepspeed_engine.shards import quantized
 from zsim.strategies.deepspeed_engine.shards.coordinator import Gather
 from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
@@ -43,14 +44,17 @@ class GatheringStep(EngineStep):
     _numbers: int = 0
     _whole: dict[str, Buffer] = field(default_factory=dict)
     """The buffer that each whole parameter lies in, by fqn."""
+    _emptied: dict[str, Buffer] = field(default_factory=dict)
+    """The one element that released parameters of a leaf by mean size share, by fqn."""
     _held: set[Buffer] = field(default_factory=set)
     """Buffers that a recomputed module holds until its backward."""
     _gathers: dict[int, int] = field(default_factory=dict)
     """Ops of all-gathers, by the gather's number."""
 
-    def take_persistent(self) -> None:
-        """Begin with what the step before has left whole."""
+    def follow(self, before: GatheringStep) -> None:
+        """Begin with what the step before has left."""
         self._whole = {p.fqn: persistent_buffer(p.fqn) for p in self.sharded.persistent}
+        self._emptied = dict(before._emptied)
 
     def gather(self, parameters: Sequence[Parameter], *, secondary: bool) -> Gather:
         """All-gather shards into one flat buffer, or a parameter alone into its own memory."""
@@ -75,7 +79,8 @@ class GatheringStep(EngineStep):
             "all_gather", gather_of(number), stream="all_gather",
             waits=() if sharded.options.overlap_comm or self._compute < 0 else (self._compute,),
             group=group, nbytes=nbytes,
-            dtype=sharded.dtype, micro_batch=self.micro_batch, memory=(made,),
+            dtype=sharded.dtype, micro_batch=self.micro_batch,
+            memory=(made, *(self.filled_again(parameters) if len(parameters) == 1 else ())),
         )
         return Gather(number, tuple(parameters), {p.fqn for p in parameters})
 
@@ -133,7 +138,7 @@ class GatheringStep(EngineStep):
             ]
         self._compute = self.step.issue(
             "copy", gather_of(gather.number), waits=(self._gathers[gather.number],),
-            micro_batch=self.micro_batch, memory=memory,
+            micro_batch=self.micro_batch, memory=[*memory, *self.filled_again(gather.parameters)],
             kernels=(copy_kernel(numel, source=source, target=dtype),) if made else (),
         )
 
@@ -151,6 +156,21 @@ class GatheringStep(EngineStep):
         buffer = self._whole.pop(parameter.fqn)
         if buffer not in self._held:
             self._free(buffer)
+
+    def release_leaf(self, module: str, parameters: Sequence[Parameter]) -> None:
+        """A leaf by mean size has one element made, to which its released parameters point."""
+        if self.sharded.options.stage3_module_granularity_threshold:
+            shared = Alloc(buffer_of(module, "emptied"), "temporaries", MASTER_NBYTES)
+            self._emptied |= dict.fromkeys([p.fqn for p in parameters], shared.buffer)
+            self.step.issue(
+                "alloc", ROOT, micro_batch=self.micro_batch,
+                memory=[shared] if parameters else [shared, Free(shared.buffer)],
+            )
+
+    def filled_again(self, parameters: Sequence[Parameter]) -> list[Free]:
+        """Frees of elements to which none of the leaf's parameters points any longer."""
+        left = {self._emptied.pop(p.fqn) for p in parameters if p.fqn in self._emptied}
+        return [Free(buffer) for buffer in sorted(left.difference(self._emptied.values()))]
 
     def copy_secondary(self, parameter: Parameter) -> None:
         """Copy this rank's larger shard, for which the host waits."""
