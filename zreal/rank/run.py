@@ -121,6 +121,7 @@ def _require_version(scenario: Scenario) -> None:
         )
 
 
+@deepspeed_engine.files_removed()
 def run_rank(
     scenario: Scenario, *, rank: int, interpreter: str, device: Device,
     numerics: NumericsMode | None,

@@ -151,11 +151,14 @@ def _offloading(kind: Strategy) -> OptionValue | None:
 def _offload_under(kind: Strategy, scenario: Scenario) -> Offload:
     """The part of the scenario's offloading that the strategy can do by the table. The rest stays
     on the device, and options that only the rest reads have their defaults."""
-    offload, able = scenario.offload, kind.offloadable
+    offload = scenario.offload
     if _is_by_option(scenario) and scenario.cluster.kind != "cpu":
         offload = replace(offload, optimizer="cpu", parameters="cpu")
-    if "optimizer" in able and offload.optimizer and (kind.is_own or not offload.uses_drives):
-        return replace(offload, parameters=offload.parameters if "parameters" in able else None)
+    devices = {state: getattr(offload, state) for state in offload.states}
+    able = {"cpu": kind.offloadable, "nvme": kind.on_drives}
+    kept = {state: device for state, device in devices.items() if state in able[device]}
+    if "optimizer" in kept:
+        return replace(offload, parameters=kept.get("parameters"))
     if offload.activations:
         return Offload(activations=offload.activations, pin_memory=offload.pin_memory)
     return ON_DEVICE

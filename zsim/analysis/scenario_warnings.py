@@ -23,7 +23,10 @@ from zsim.strategies import STRATEGIES
 def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
     """Caveats of `scenario`, which runs all the same."""
     return tuple(map(Caveat, (
-        *_half_precision(scenario), *_one_unit(scenario), *_idle_links(scenario)
+        *_half_precision(scenario), *_one_unit(scenario), *_idle_links(scenario),
+        *STRATEGIES[scenario.strategy].drive_caveats(
+            scenario.offload, scenario.options, scenario.model, scenario.mesh
+        ),
     )))
 
 

@@ -22,7 +22,7 @@ on data are refused. Source: deepspeed/runtime/zero/stage3.py of DeepSpeed 0.19;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from zsim.autograd.lowered import InnerCall
 from zsim.ir.mesh import Mesh
@@ -30,6 +30,7 @@ from zsim.ir.program import Program, RankProgram
 from zsim.ir.sharding import shard_size
 from zsim.models.called_modules import called_inside
 from zsim.models.spec import ModelSpec
+from zsim.models.training_options import Offload, Optimizer, Precision
 from zsim.strategies.building.step_builder import StepBuilder, rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.deepspeed_engine import config_keys
@@ -45,17 +46,27 @@ from zsim.strategies.deepspeed_engine.shards.module_calls import (
     module_calls,
 )
 from zsim.strategies.deepspeed_engine.shards.offloaded_step import OffloadedShardedStep, pinned
-from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters, sub_group_starts
+from zsim.strategies.deepspeed_engine.shards.parameters import (
+    ShardedParameters,
+    drives_of,
+    misread,
+    sub_group_starts,
+)
 from zsim.strategies.deepspeed_engine.shards.step import ShardedStep
+from zsim.strategies.deepspeed_engine.shards.swapping_step import SwappingShardedStep
 from zsim.strategies.strategy import Formula, Strategy
 
 Options = ShardOptions
+KINDS: Mapping[str | None, type[ShardedStep]] = {
+    None: ShardedStep, "cpu": OffloadedShardedStep, "nvme": SwappingShardedStep,
+}
+"""Steps by the place of the optimizer's states."""
 
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of every rank. The second step follows the trace as all later ones do."""
     sharded = ShardedParameters.of(training, mesh=mesh, options=options)
-    kind = OffloadedShardedStep if training.offload.optimizer else ShardedStep
+    kind = KINDS[training.offload.optimizer]
     first = kind.of(sharded)
     coordinator = Coordinator(
         sharded.own, {parameter.fqn for parameter in sharded.persistent}, options, first,
@@ -146,6 +157,26 @@ def stepped(options: Options, numels: Sequence[int], num_shards: int) -> Sequenc
     return sub_group_starts(shards, most=options.sub_group_size)
 
 
+def drive_nbytes(
+    offload: Offload, options: Options, model: ModelSpec, mesh: Mesh, precision: Precision,
+    optimizer: Optimizer,
+) -> int:
+    """Bytes of a rank's files on drives."""
+    return drives_of(offload, options, model, mesh).nbytes(optimizer)
+
+
+def drive_caveats(
+    offload: Offload, options: Options, model: ModelSpec, mesh: Mesh
+) -> Iterator[str]:
+    """The first gradient that DeepSpeed fails to read."""
+    if fqn := misread(offload, options, model, mesh):
+        yield (
+            f"deepspeed3: the gradient of {fqn} is read to no multiple of 512 bytes, which fails "
+            "unseen: DeepSpeed trains with another; take sub_group_size = 1, or shards of "
+            "multiples of 128 elements"
+        )
+
+
 def num_groups(options: Options, model: ModelSpec) -> int:
     """Parameters, which are gathered and reduced one by one at most."""
     return len(model.parameters)
@@ -162,4 +193,6 @@ STRATEGY = Strategy(
     num_groups=num_groups, saves="engine", stepped=stepped,
     offloadable=("optimizer", "parameters"), pinned=pinned, nests="modules",
     leaf_blocks=engine_options.leaf_blocks,
+    on_drives=("optimizer",), drive_nbytes=drive_nbytes,
+    drive_caveats=drive_caveats,
 )

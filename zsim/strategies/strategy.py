@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -74,6 +74,10 @@ def _no_elements(options: Any, model: ModelSpec) -> int:
 
 def _each_by_itself(options: Any, numels: Sequence[int], num_shards: int) -> Sequence[int]:
     return range(len(numels))
+
+
+def _no_caveats(*arguments: object) -> tuple[str, ...]:
+    return ()
 
 
 def _nothing_pinned(*arguments: object) -> int:
@@ -152,6 +156,13 @@ class Strategy:
     """The states that it can offload by the scenario's table `offload`."""
     pinned: Callable[..., int] = _nothing_pinned
     """`pinned(offload, options, model, mesh, precision)`: bytes of a rank's pinned host memory."""
+    on_drives: tuple[Literal["optimizer", "parameters"], ...] = ()
+    """The ones among them that it can keep on NVMe drives."""
+    drive_nbytes: Callable[..., int] = _nothing_pinned
+    """`drive_nbytes(offload, options, model, mesh, precision, optimizer)`: bytes of a rank there.
+    """
+    drive_caveats: Callable[..., Iterable[str]] = _no_caveats
+    """`drive_caveats(offload, options, model, mesh)`: what its user may not expect of drives."""
     offload_option: str = ""
     """Name of an option that moves all sharded states to the host, "" for none."""
     offloads: Callable[[Any], bool] = _never

@@ -55,6 +55,8 @@ STRATEGY = Strategy(
     library="zsim", configs=("deepspeed",), nests="buffers",
     offloadable=("optimizer",),
     pinned=host_buffers.pinned,
+    on_drives=("optimizer",),
+    drive_nbytes=host_buffers.drive_nbytes,
     saves="buffers", flat_buffers=saved_buffers,
     num_groups=num_groups, shards_more="zero3", over_all_ranks="zero2",
 )

@@ -164,6 +164,8 @@ STRATEGY = Strategy(
     library="zsim", configs=("deepspeed",), nests="buffers",
     offloadable=("optimizer", "parameters"),
     pinned=host_buffers.pinned,
+    on_drives=("optimizer", "parameters"),
+    drive_nbytes=host_buffers.drive_nbytes,
     saves="buffers", flat_buffers=saved_buffers, num_whole=num_whole,
     num_groups=num_groups, problems=problems, over_all_ranks="zero3",
     prefetch_depths=("lookahead",),

@@ -185,32 +185,77 @@ def test_deepspeeds_own_bound_on_what_stays_whole_is_none(tmp_path):
     assert [getattr(result.scenario.options, key) for result in results] == [300, 10**12, 10**12]
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_a_config_with_drives_becomes_zero_with_the_same_requests_and_buffers(
-    stage, tmp_path
+ON_NVME = {"device": "nvme", "nvme_path": "/local"}
+WITH_DRIVES = {
+    "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "gradient_clipping": 0.5,
+    "zero_optimization": {
+        "stage": 3, "reduce_bucket_size": 5e8, "overlap_comm": True, "sub_group_size": 1e8,
+        "offload_optimizer": ON_NVME | {"buffer_count": 8, "pipeline_read": True},
+    },
+    "aio": {"block_size": 262144, "queue_depth": 32, "intra_op_parallelism": 2,
+            "single_submit": False, "thread_count": 4},
+}
+
+
+@pytest.mark.parametrize("parameters", ["none", "cpu"])
+def test_a_config_with_the_optimizer_on_drives_is_the_engine_with_its_buffers_and_requests(
+    parameters, tmp_path
 ):
-    drives = {"device": "nvme", "nvme_path": "/local"}
-    zero = {
-        "stage": stage, "reduce_bucket_size": 5e8, "overlap_comm": True,
-        "offload_optimizer": drives | {"buffer_count": 8, "pipeline_read": True},
-    } | ({"offload_param": drives} if stage == 3 else {})
-    config = {
-        "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero,
-        "aio": {"block_size": 262144, "queue_depth": 32, "thread_count": 1},
-    }
+    config = deepcopy(WITH_DRIVES)
+    config["zero_optimization"]["offload_param"] = {"device": parameters}
     made = imported(tmp_path, config, **MICRO)
     offload = made.scenario.offload
-    assert made.scenario.strategy == f"zero{stage}"
-    assert offload.optimizer == "nvme"
-    assert offload.parameters == ("nvme" if stage == 3 else None)
+    assert made.scenario.strategy == "deepspeed3"
+    assert (offload.optimizer, offload.parameters) == (
+        "nvme", None if parameters == "none" else "cpu"
+    )
     assert (offload.buffer_count, offload.pipeline_read) == (8, True)
-    assert offload.drive_queue_nbytes == 32 * 2**18
+    assert (offload.block_size, offload.queue_depth) == (2**18, 2 * 32)
+    assert made.scenario.options.sub_group_size == 10**8
+    assert made.scenario.optimizer.clip_norm == 0.5
+    assert not any("stands in" in line for line in made.assumed)
+    assert made.ignored["aio.thread_count"] == (
+        "the older name of intra_op_parallelism, which DeepSpeed does not read"
+    )
+    assert "aio.single_submit" in made.ignored
+
+
+def test_threads_without_a_depth_have_deepspeeds_own_each_and_gds_is_refused(tmp_path):
+    config = deepcopy(WITH_DRIVES) | {"aio": {"intra_op_parallelism": 3}}
+    assert imported(tmp_path, config, **MICRO).scenario.offload.queue_depth == 3 * 8
+    with pytest.raises(ScenarioError, match="aio.use_gds: expected false, found true"):
+        imported(tmp_path, config | {"aio": {"use_gds": True}}, **MICRO)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_drives_at_stages_1_and_2_are_host_memory_as_deepspeed_takes_them(stage, tmp_path):
+    config = deepcopy(WITH_DRIVES)
+    config["zero_optimization"]["stage"] = stage
+    made = imported(tmp_path, config, **MICRO)
+    assert made.scenario.strategy == f"deepspeed{stage}"
+    assert made.scenario.offload.optimizer == "cpu"
+    assert f'offload.optimizer = "cpu": at stage {stage} DeepSpeed takes nvme for cpu' in (
+        made.assumed
+    )
+    assert "aio" in made.ignored
+
+
+def test_a_config_with_parameters_on_drives_becomes_zero3_with_the_same_requests_and_buffers(
+    tmp_path
+):
+    config = deepcopy(WITH_DRIVES)
+    config["zero_optimization"]["offload_param"] = ON_NVME
+    made = imported(tmp_path, config, **MICRO)
+    offload = made.scenario.offload
+    assert made.scenario.strategy == "zero3"
+    assert (offload.optimizer, offload.parameters) == ("nvme", "nvme")
+    assert (offload.buffer_count, offload.pipeline_read) == (8, True)
+    assert offload.drive_queue_nbytes == 64 * 2**18
     assert made.scenario.optimizer.clip_norm == 0
     told = made.ignored["zero_optimization.overlap_comm"]
-    assert told == f"an option of the engine for which zero{stage} stands in"
-    assert "aio.thread_count" in made.ignored
+    assert told == "an option of the engine for which zero3 stands in"
     assert any("its buffers and order are others" in line for line in made.assumed)
-    assert ("optimizer.clip_norm = 0: zero1 to zero3 do not clip with drives; DeepSpeed does"
+    assert ("optimizer.clip_norm = 0: zero3 does not clip with drives; DeepSpeed does"
             in made.assumed)
     unclipped = imported(tmp_path, config | {"gradient_clipping": 0.0}, **MICRO)
     assert not any("clip" in line for line in unclipped.assumed)
@@ -228,7 +273,7 @@ def test_elements_that_stay_in_host_memory_are_told(device, told, tmp_path):
     assert made.ignored["zero_optimization.offload_param.max_in_cpu"] == told
 
 
-NVME = {"stage": 3, "offload_optimizer": {"device": "nvme"}}
+NVME = {"stage": 3, "offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "nvme"}}
 
 
 @pytest.mark.parametrize(("zero", "said"), [
@@ -242,7 +287,6 @@ NVME = {"stage": 3, "offload_optimizer": {"device": "nvme"}}
     ({"max_live_parameters": [1]}, "max_live_parameters: expected a whole number, found [1]"),
     ({"sub_group_size": -5}, "zero_optimization.sub_group_size: expected at least 0, found -5"),
     ({"overlap_comm": 3}, "overlap_comm: expected true or false, found 3"),
-    ({"stage": 2, "round_robin_gradients": "x"}, "round_robin_gradients: expected true or false"),
     ({"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"}},
      "zero_optimization.offload_optimizer.device: expected nvme with offload_param on nvme, found "
      "cpu"),

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from shutil import which
+from shutil import disk_usage, which
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import torch
@@ -26,9 +27,11 @@ from zreal.modules.modules import Model
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.observer.subjects import Subject
 from zsim.errors import BackendUnavailableError
-from zsim.models.training_options import DTYPE_NAMES
+from zsim.io.units import format_bytes
+from zsim.models.training_options import BLOCK_NBYTES, DTYPE_NAMES, QUEUE_DEPTH
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
+from zsim.strategies.deepspeed3 import drive_nbytes
 from zsim.strategies.deepspeed_engine.options import VERSION, as_config
 
 STAGES = {"deepspeed1": 1, "deepspeed2": 2, "deepspeed3": 3}
@@ -42,6 +45,8 @@ SCALE_POWER = 8
 steps, whose gradients overflow."""
 COMPILERS = ("ninja", "g++")
 """Tools that compile DeepSpeed's Adam for the host."""
+_FOLDERS: list[TemporaryDirectory[str]] = []
+"""Folders of this process with files in place of drives."""
 COMPILED_ON_CPU = "deepspeed_shm_comm"
 """Collectives in shared memory, which DeepSpeed would compile at each start, and no training calls.
 """
@@ -85,6 +90,8 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Sub
     """`model` under DeepSpeed's engine, over all ranks of the mesh."""
     require_kernels(scenario, device_type=mesh.device_type)
     deepspeed = _deepspeed(mesh.device_type)
+    if scenario.offload.uses_drives:
+        require_async_io(deepspeed.ops.op_builder.AsyncIOBuilder().is_compatible())
     # an engine before it in this process may have had other groups for copies of parameters
     deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     if mesh.device_type == "cpu":  # torch computes in fp16 there, though slowly
@@ -112,7 +119,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Sub
         module=engine, optimizer=EngineOptimizer(engine), micro_batch=micro_batch,
         # gradients are sums over micro-batches, as everywhere
         backward=partial(engine.backward, scale_wrt_gas=False),
-        states=lambda: [*getattr(optimizer, masters), *state_tensors(inner)],
+        states=lambda: _states(optimizer, [*getattr(optimizer, masters), *state_tensors(inner)]),
         flat=lambda: shards, gradients=lambda: _gradients(optimizer, getattr(optimizer, masters)),
         dtype=scenario.precision.parameters, clip=lambda norm: None,
         whole=lambda kind: _whole(
@@ -151,6 +158,17 @@ def require_kernels(scenario: Scenario, *, device_type: str) -> None:
         )
 
 
+def require_async_io(is_compatible: bool) -> None:
+    """BackendUnavailableError where DeepSpeed cannot compile the op that reads and writes files."""
+    if not is_compatible:
+        raise BackendUnavailableError(
+            where='offload.optimizer = "nvme"',
+            expected="libaio and its headers, with which DeepSpeed compiles its op async_io at the "
+                     "first use",
+            found="none", remedy='apt install libaio-dev, or use optimizer = "cpu"',
+        )
+
+
 def _deepspeed(device_type: str) -> Any:
     """The module deepspeed, in the process group that this rank is in already."""
     if dist.get_backend() == "fake":
@@ -180,9 +198,23 @@ def config(scenario: Scenario) -> dict[str, Any]:
     precision = scenario.precision
     zero = as_config(scenario.options, scenario.model)
     checks = zero.pop("check_grad_overflow", True)
-    moved = {"device": "cpu", "pin_memory": scenario.offload.pin_memory}
-    zero |= {f"offload_{OFFLOADED[state]}": moved for state in scenario.offload.states}
+    offload = scenario.offload
+    for state in offload.states:
+        zero[f"offload_{OFFLOADED[state]}"] = {
+            "device": getattr(offload, state), "pin_memory": offload.pin_memory
+        }
+    requests: dict[str, Any] = {}
+    if offload.optimizer == "nvme":
+        zero["offload_optimizer"] |= {
+            "nvme_path": _folder(scenario), "buffer_count": offload.buffer_count,
+            "pipeline_read": offload.pipeline_read, "pipeline_write": offload.pipeline_write,
+        }
+        requests = {
+            "block_size": offload.block_size or BLOCK_NBYTES,
+            "queue_depth": offload.queue_depth or QUEUE_DEPTH,
+        }
     return {
+        "aio": requests,
         "train_micro_batch_size_per_gpu": scenario.batch.micro_batch,
         "gradient_accumulation_steps": scenario.batch.accumulation,
         "gradient_clipping": scenario.optimizer.clip_norm,
@@ -198,6 +230,35 @@ def config(scenario: Scenario) -> dict[str, Any]:
     }
 
 
+def _folder(scenario: Scenario) -> str:
+    """A new folder for a rank's files in place of drives; BackendUnavailableError without room."""
+    made = TemporaryDirectory(prefix="zsim-drive-")
+    free = disk_usage(made.name).free
+    nbytes = drive_nbytes(
+        scenario.offload, scenario.options, scenario.model, scenario.mesh, scenario.precision,
+        scenario.optimizer,
+    ) * scenario.world_size
+    if nbytes > free:
+        made.cleanup()
+        raise BackendUnavailableError(
+            where="offload.optimizer", expected=f"{format_bytes(nbytes)} in {gettempdir()}",
+            found=f"{format_bytes(free)} free", remedy="let TMPDIR name a folder with room",
+        )
+    _FOLDERS.append(made)
+    return made.name
+
+
+@contextmanager
+def files_removed() -> Iterator[None]:
+    """Files in place of drives are gone behind it; the engine opens them by name as it trains."""
+    try:
+        yield
+    finally:
+        for folder in _FOLDERS:
+            folder.cleanup()
+        _FOLDERS.clear()
+
+
 def _shards(optimizer: Any, model: Model) -> list[torch.Tensor]:
     """The flat buffers of this rank's shards, on the device or on the host, and shards of frozen
     parameters."""
@@ -205,6 +266,15 @@ def _shards(optimizer: Any, model: Model) -> list[torch.Tensor]:
     parameters: list[Any] = list(model.parameters())
     frozen = [each.ds_tensor for each in parameters if not each.requires_grad]
     return [*(on_host or [optimizer.lp_param_buffer.detach()]), *frozen]
+
+
+def _states(optimizer: Any, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The ones of `tensors` with memory of their own. Pipelines leave those on drives as views of
+    buffers."""
+    swapper = getattr(optimizer, "optimizer_swapper", None)
+    buffers = [] if swapper is None else swapper.swap_buffer_manager.all_buffers
+    begins = {each.untyped_storage().data_ptr() for each in buffers}
+    return [each for each in tensors if each.untyped_storage().data_ptr() not in begins]
 
 
 def _gradients(optimizer: Any, masters: list[torch.Tensor]) -> list[torch.Tensor]:

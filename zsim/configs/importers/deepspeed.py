@@ -17,7 +17,7 @@ from zsim.configs.importers.deepspeed_zero import (
     UNSAID,
     read_requests,
     read_zero,
-    uses_drives,
+    stands_in,
 )
 
 CLIP_NORM = 1.0
@@ -130,10 +130,10 @@ def _optimizer(config: ConfigKeys, draft: Draft, *, offloads: bool) -> None:
     parameters.close()
     table.ignore("changes no byte and no time", "legacy_fusion")
     table.close()
-    if uses_drives(draft):
+    if stands_in(draft):
         if config.number("gradient_clipping", CLIP_NORM):
             draft.notes.assume(
-                "optimizer.clip_norm = 0: zero1 to zero3 do not clip with drives; DeepSpeed does"
+                "optimizer.clip_norm = 0: zero3 does not clip with drives; DeepSpeed does"
             )
         return
     if config.is_auto("gradient_clipping"):

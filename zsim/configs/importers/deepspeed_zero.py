@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from zsim.configs.config_keys import ConfigKeys
 from zsim.configs.draft import Draft
 from zsim.errors import shown
+from zsim.models.training_options import QUEUE_DEPTH
 from zsim.scenario.scenario import Scenario
 from zsim.strategies.deepspeed_engine.options import MOST_ELEMENTS, as_config
 
@@ -22,6 +23,8 @@ SHARD_SIZES = ("stage3_max_live_parameters", "stage3_max_reuse_distance",
                "stage3_model_persistence_threshold", "stage3_module_granularity_threshold")
 QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients")
 FLAGS = ("allgather_partitions", "overlap_comm", "contiguous_gradients", "reduce_scatter")
+STAND_IN = "zero3"
+"""The strategy that is taken for the engine where parameters are on drives."""
 DROPPED = "--drop leaves it out"
 UNMODELLED = f"zsim does not model it; {DROPPED}"
 LEAVES = f'strategy.leaf_module = "blocks" may be meant; {DROPPED}'
@@ -44,15 +47,15 @@ def read_zero(zero: ConfigKeys, draft: Draft) -> bool:
             "round_robin_gradients", "sub_group_size", "offload_optimizer", "offload_param",
             *QUANTIZED,
         )
-    offloads = _offload(zero, draft) if stage else False
-    if stage and uses_drives(draft):
-        draft.put("strategy.name", f"zero{stage}")
+    offloads = _offload(zero, draft, stage) if stage else False
+    if stage and stands_in(draft):
+        draft.put("strategy.name", STAND_IN)
         draft.notes.assume(
-            f"strategy: zero{stage} stands in for DeepSpeed's engine, which has no drives here; "
-            "its buffers and order are others"
+            f"strategy: {STAND_IN} stands in for DeepSpeed's engine, which has no parameters on "
+            "drives here; its buffers and order are others"
         )
         _others(zero, stage)
-        _of_engine(zero, stage)
+        _of_engine(zero)
     elif stage:
         draft.put("strategy.name", f"deepspeed{stage}")
         _others(zero, stage)
@@ -64,17 +67,18 @@ def read_zero(zero: ConfigKeys, draft: Draft) -> bool:
     return offloads
 
 
-def uses_drives(draft: Draft) -> bool:
-    """True where some state is on drives."""
-    return "nvme" in (draft.get("offload.optimizer"), draft.get("offload.parameters"))
+def stands_in(draft: Draft) -> bool:
+    """True where another strategy is taken for DeepSpeed's engine."""
+    return bool(draft.get("offload.parameters") == "nvme")
 
 
 def read_requests(config: ConfigKeys, draft: Draft) -> None:
-    """Put the requests to drives."""
-    if not uses_drives(draft):
+    """Put the requests to drives; each thread has so many at once."""
+    device = draft.get("offload.optimizer")
+    if "nvme" not in (device, draft.get("offload.parameters")):
         config.ignore("requests to drives, on which nothing is", "aio")
         return
-    if (device := draft.get("offload.optimizer")) != "nvme":
+    if device != "nvme":
         config.notes.problem(
             "zero_optimization.offload_optimizer.device",
             f"expected nvme with offload_param on nvme, found {device or 'none'}",
@@ -84,9 +88,14 @@ def read_requests(config: ConfigKeys, draft: Draft) -> None:
     table = config.table("aio")
     size = table.whole("block_size")
     draft.put("offload.block_size", None if size is None else f"{size} B")
-    draft.put("offload.queue_depth", table.whole("queue_depth"))
-    table.ignore("threads and order of requests to drives are not modelled", "thread_count",
-                 "intra_op_parallelism", "single_submit", "overlap_events", "use_gds")
+    depth, threads = table.whole("queue_depth"), table.whole("intra_op_parallelism") or 1
+    if depth is not None or threads > 1:
+        draft.put("offload.queue_depth", (QUEUE_DEPTH if depth is None else depth) * threads)
+    table.ignore("the older name of intra_op_parallelism, which DeepSpeed does not read",
+                 "thread_count")
+    table.ignore("the order of requests to drives is not modelled", "single_submit",
+                 "overlap_events")
+    table.only("use_gds", False, unmodelled=UNMODELLED)
     table.close()
 
 
@@ -102,9 +111,9 @@ def _others(zero: ConfigKeys, stage: int) -> None:
     )
 
 
-def _of_engine(zero: ConfigKeys, stage: int) -> None:
+def _of_engine(zero: ConfigKeys) -> None:
     """Check the options of the engine for which another strategy stands in, and leave them out."""
-    reason = f"an option of the engine for which zero{stage} stands in"
+    reason = f"an option of the engine for which {STAND_IN} stands in"
     sizes = [_alias(zero, key) for key in (*BY_WIDTH, *SIZES, *SHARD_SIZES, "sub_group_size")]
     flags = (*FLAGS, "round_robin_gradients")
     present = [key for key in (*sizes, *flags) if key in zero]
@@ -206,13 +215,18 @@ def _unmodelled(zero: ConfigKeys) -> None:
     zero.ignore("an option of offload's older form", "cpu_offload_use_pin_memory")
 
 
-def _offload(zero: ConfigKeys, draft: Draft) -> bool:
+def _offload(zero: ConfigKeys, draft: Draft, stage: int) -> bool:
     """Put the places of states outside the device; returns whether the optimizer's are."""
     pins: list[bool] = []
     for key, state in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
         table = zero.table(key)
         device = table.word("device", ("none", "cpu", "nvme"), "none")
         pin = table.flag("pin_memory", True)
+        if device == "nvme" and stage < 3 and state == "optimizer":
+            device = "cpu"
+            draft.notes.assume(
+                f'offload.optimizer = "cpu": at stage {stage} DeepSpeed takes nvme for cpu'
+            )
         if device != "none":
             draft.put(f"offload.{state}", device)
             pins.append(bool(pin))
@@ -236,7 +250,8 @@ def _buffers(table: ConfigKeys, draft: Draft, *, drives: bool, state: str) -> No
     if state == "optimizer":
         draft.put("offload.buffer_count", count if drives else None)
         for key in ("pipeline_read", "pipeline_write"):
-            draft.put(f"offload.{key}", table.flag(key) or None)
+            flag = table.flag(key) or None
+            draft.put(f"offload.{key}", flag if drives else None)
         table.ignore("the older name of pipeline_read and pipeline_write", "pipeline")
     table.only("ratio", 1.0, unmodelled="partial offload is not modelled")
     table.only("super_offload", False, unmodelled="not modelled")

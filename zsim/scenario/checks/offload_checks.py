@@ -15,9 +15,7 @@ from zsim.models.checkpointing import Checkpointing
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import ON_DEVICE, Offload, Optimizer, Precision
 from zsim.strategies import STRATEGIES
-from zsim.strategies.building.optimizers import state_names
-from zsim.strategies.flat_buffer import host_buffers, layout
-from zsim.strategies.flat_buffer.groups import flat_groups
+from zsim.strategies.flat_buffer import host_buffers
 
 
 def problems(
@@ -44,14 +42,11 @@ def problems(
             "offload.optimizer: expected precision.master = true, for the host steps float32 "
             "copies, found false"
         )
-    if offload.uses_drives and not STRATEGIES[strategy].is_own:
-        key = "optimizer" if offload.optimizer == "nvme" else "parameters"
-        own = listed([name for name in STRATEGIES if STRATEGIES[name].is_own], "and")
-        yield (
-            f"offload.{key}: expected cpu with {strategy}, found nvme, which {own} alone have"
-        )
-        return
-    yield from _drives(offload, optimizer)
+    for state in offload.states:
+        if getattr(offload, state) == "nvme" and state not in STRATEGIES[strategy].on_drives:
+            yield f"offload.{state}: {_not_on_drives(strategy, state)}"
+            return
+    yield from _drives(offload, optimizer, is_own=STRATEGIES[strategy].is_own)
     if offload.adam == "deepspeed" and optimizer.name != "adamw":
         yield f"offload.adam: expected torch with {optimizer.name}, found deepspeed"
     if not all(state in able for state in offload.states):
@@ -61,19 +56,14 @@ def problems(
         remedy="take fewer offload.buffer_count" if offload.uses_drives else "pin nothing",
     )
     if offload.uses_drives:
-        groups = flat_groups(
-            model, grouping=options.grouping, num_shards=mesh.size(layout.AXIS),
-            dtype=precision.parameters,
-        )
-        if offload.parameters == "nvme" and any(group.whole for group in groups):
+        if offload.parameters == "nvme" and STRATEGIES[strategy].num_whole(options, model):
             yield (
                 "offload.parameters: expected cpu with parameters that stay whole, found nvme; "
                 "leave out strategy.persistence_threshold and zero2_threshold"
             )
         yield from _room_on_drives(
-            offload, cluster, nbytes=host_buffers.on_drives(
-                groups, offload=offload, dtype=precision.parameters,
-                num_states=len(state_names(optimizer)),
+            offload, cluster, nbytes=STRATEGIES[strategy].drive_nbytes(
+                offload, options, model, mesh, precision, optimizer
             )
         )
 
@@ -126,7 +116,7 @@ def _checkpoint_inputs(offload: Offload, checkpointing: Checkpointing) -> Iterat
         )
 
 
-def _drives(offload: Offload, optimizer: Optimizer) -> Iterator[str]:
+def _drives(offload: Offload, optimizer: Optimizer, *, is_own: bool) -> Iterator[str]:
     """Options of states on drives, and what these need."""
     if offload.optimizer != "nvme":
         yield from _beside(
@@ -139,9 +129,9 @@ def _drives(offload: Offload, optimizer: Optimizer) -> Iterator[str]:
             f"offload.buffer_count: expected at least {needed}, four for each group in flight, "
             f"found {offload.buffer_count}"
         )
-    if not offload.pin_memory:
+    if not offload.pin_memory and is_own:
         yield "offload.pin_memory: expected true, for drives read into pinned buffers, found false"
-    if optimizer.clip_norm:
+    if optimizer.clip_norm and is_own:
         yield (
             'optimizer.clip_norm: expected 0 with offload.optimizer = "nvme", as gradients are on '
             f"drives before the last one is known, found {optimizer.clip_norm}"
@@ -175,6 +165,15 @@ def _pinned(nbytes: int, cluster: ClusterSpec, *, remedy: str) -> Iterator[str]:
             f"memory of a node of {cluster.name}, found {format_bytes(ranks * nbytes)} of "
             f"{counted(ranks, 'rank')}; shard over more ranks, or {remedy}"
         )
+
+
+def _not_on_drives(strategy: str, state: str) -> str:
+    names = [name for name in STRATEGIES if state in STRATEGIES[name].on_drives]
+    ignores = STRATEGIES[strategy].library == "deepspeed" and not STRATEGIES[strategy].on_drives
+    return (
+        f"expected cpu with {strategy}, found nvme, which {listed(names, 'and')} alone have"
+        + "; DeepSpeed takes nvme for cpu here" * ignores
+    )
 
 
 def _unable(strategy: str, state: str) -> str:

@@ -102,14 +102,14 @@ TRAINING_TABLES: Mapping[str, Any] = {
     ),
     "offload": _derived(
         "OffloadTable", Offload,
-        "States of zero1 to 3 and deepspeed1 to 3 in host memory, of zero1 to 3 also on drives. "
-        "Activations in host memory.",
+        "States of zero1 to 3 and deepspeed1 to 3 in host memory; of zero1 to 3 also on drives, of "
+        "deepspeed3 the optimizer's. Activations in host memory.",
         {
             "optimizer": _key(
                 "Place of float32 copies and optimizer states: host memory (cpu), or drives."
             ),
             "parameters": _key(
-                "Place of shards of parameters (zero3, deepspeed3); nvme with both there."
+                "Place of shards of parameters (zero3, deepspeed3); nvme with both there, of zero3."
             ),
             "activations": _key(
                 "Activations in host memory: all that autograd saves, as by torch's save_on_cpu; "
@@ -123,8 +123,8 @@ TRAINING_TABLES: Mapping[str, Any] = {
                 "DeepSpeedCPUAdam, in one pass."
             ),
             "buffer_count": _key(
-                "Pinned buffers for drives, each as large as the largest float32 shard: four for "
-                "each group in flight.",
+                "Pinned buffers for drives, each as large as the largest float32 shard, or sub-"
+                "group of deepspeed3: four for each group in flight.",
                 ge=1, le=1024,
             ),
             "pipeline_read": _key("The next group is read while the host steps one."),
@@ -134,7 +134,8 @@ TRAINING_TABLES: Mapping[str, Any] = {
                 "are as fast as the cluster's file says."
             ),
             "queue_depth": _key(
-                "Requests of a rank that drives have at once; 8 with a `block_size` alone.",
+                "Requests of a rank that drives have at once; 8 with a `block_size` alone. Of "
+                "DeepSpeed it is queue_depth times intra_op_parallelism.",
                 ge=1, le=2**20,
             ),
         },

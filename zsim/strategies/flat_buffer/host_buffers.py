@@ -18,8 +18,9 @@ from zsim.ir.buffers import buffer_of
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import HostAlloc, HostEvent, MemoryKind
 from zsim.models.spec import ModelSpec
-from zsim.models.training_options import DTYPE_NBYTES, Offload, Precision
+from zsim.models.training_options import DTYPE_NBYTES, Offload, Optimizer, Precision
 from zsim.strategies.building.kernels import MASTER_DTYPE
+from zsim.strategies.building.optimizers import state_names
 from zsim.strategies.flat_buffer.groups import FlatGroup, flat_groups
 
 SWAP = "swap"
@@ -92,13 +93,17 @@ def pinned(
     return sum(each.nbytes for each in made if isinstance(each, HostAlloc) and each.pinned)
 
 
-def on_drives(
-    groups: Sequence[FlatGroup], *, offload: Offload, dtype: str, num_states: int
+def drive_nbytes(
+    offload: Offload, options: Any, model: ModelSpec, mesh: Mesh, precision: Precision,
+    optimizer: Optimizer,
 ) -> int:
     """Bytes of a rank on drives: gradients, float32 copies and states, and parameters."""
+    groups = flat_groups(
+        model, grouping=options.grouping, num_shards=mesh.dp_shard, dtype=precision.parameters
+    )
     trained = sum(group.layout.shard_numel for group in groups if group.trained)
     every = sum(group.layout.shard_numel for group in groups)
-    wide = (2 + num_states) * trained * DTYPE_NBYTES[MASTER_DTYPE]
-    return wide * (offload.optimizer == "nvme") + every * DTYPE_NBYTES[dtype] * (
+    wide = (2 + len(state_names(optimizer))) * trained * DTYPE_NBYTES[MASTER_DTYPE]
+    return wide * (offload.optimizer == "nvme") + every * DTYPE_NBYTES[precision.parameters] * (
         offload.parameters == "nvme"
     )

@@ -19,6 +19,7 @@ from zsim.strategies.deepspeed_engine.layout import AXIS
 from zsim.strategies.deepspeed_engine.offload.placement import Event, placed
 from zsim.strategies.deepspeed_engine.optimizer import GRADIENT
 from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES
+from zsim.strategies.deepspeed_engine.shards.drives import SWAP
 from zsim.strategies.deepspeed_engine.shards.gathering import secondary_copy
 from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
 
@@ -60,23 +61,29 @@ def _shard(sharded: ShardedParameters, parameter: Parameter) -> Buffer:
 
 def _what_stays(sharded: ShardedParameters) -> Iterator[Event]:
     """Shards in one buffer, master copies of sub-groups, the bucket, gradients of shards. Where the
-    host steps there are gradients of sub-groups too."""
+    host steps there are gradients of sub-groups too. What is on drives has page-locked buffers
+    instead."""
     training, element, offload = sharded.training, sharded.element, sharded.training.offload
     name = partial(on_host, moved=bool(offload.optimizer))
     pins = offload.pin_memory
     yield Alloc(name("infinities"), "temporaries", 1)
     yield from _in_one_buffer(sharded)
-    sizes = [sum(map(sharded.shard_numel, group)) for group in sharded.sub_groups]
+    drives = sharded.drives
+    if drives.pinned_nbytes:  # page-locked, of which CUDA knows nothing
+        yield HostAlloc(on_host(SWAP), "temporaries", drives.pinned_nbytes)
+    in_memory = {
+        number: size for number, size in enumerate(drives.sizes) if number not in drives.swapped
+    }
     moves = offload.optimizer and training.device != "cpu" and not offload.parameters
-    for number, size in enumerate(sizes):
+    for number, size in in_memory.items():
         cast = Alloc(name("cast"), "temporaries", size * MASTER_NBYTES)
         casts = moves or sharded.dtype != MASTER_DTYPE
         yield from [cast] if casts else []
         yield Alloc(name(numbered("master", number)), "optimizer_states", size * MASTER_NBYTES)
         yield from [Free(cast.buffer)] if casts else []
-    largest = Alloc(name(GRADIENT), "temporaries", max(sizes) * MASTER_NBYTES)
+    largest = Alloc(name(GRADIENT), "temporaries", max(drives.sizes) * MASTER_NBYTES)
     yield largest
-    for number, size in enumerate(sizes if offload.optimizer else ()):
+    for number, size in in_memory.items() if offload.optimizer else ():
         yield HostAlloc(
             name(numbered("gradient", number)), "gradients", size * MASTER_NBYTES, pins
         )

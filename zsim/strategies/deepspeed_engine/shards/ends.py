@@ -59,7 +59,9 @@ def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) 
     ]
     for number, group in enumerate(sharded.sub_groups):
         if isinstance(step, OffloadedShardedStep):
+            step.swap_in(number, first=first)
             stepped = offloaded_optimizer.sub_step(step, group, memory, number=number, first=first)
+            step.swap_out(number, after=stepped, first=first)
         else:
             after = _persistent(sharded) if number == count - 1 else []
             stepped = _sub_step(

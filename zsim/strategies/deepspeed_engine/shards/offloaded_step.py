@@ -25,6 +25,7 @@ from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, copy_kern
 from zsim.strategies.deepspeed_engine.offload.placement import Event, placed
 from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES, Bucket
 from zsim.strategies.deepspeed_engine.shards.coordinator import Gather
+from zsim.strategies.deepspeed_engine.shards.parameters import drives_of
 from zsim.strategies.deepspeed_engine.shards.step import ShardedStep
 
 WIDE_NBYTES = DTYPE_NBYTES["float64"]
@@ -38,15 +39,19 @@ are dropped."""
 def pinned(
     offload: Offload, options: Any, model: ModelSpec, mesh: Mesh, precision: Precision
 ) -> int:
-    """Bytes of a rank's pinned host memory: gradients in both dtypes, and offloaded parameters."""
-    if not offload.pin_memory or not offload.optimizer:
+    """Bytes of a rank's pinned host memory: gradients in both dtypes, offloaded parameters, and
+    buffers of drives, which are always page-locked."""
+    if not offload.optimizer:
         return 0
+    drives = drives_of(offload, options, model, mesh)
     element = DTYPE_NBYTES[precision.parameters]
     shards = element * bool(offload.parameters)
-    return sum(
-        shard_size(p.numel, mesh.dp_shard)
-        * (shards + (MASTER_NBYTES + element) * (p.fqn in model.trained))
-        for p in model.parameters
+    in_memory = sum(drives.sizes) - sum(drives.sizes[number] for number in drives.swapped)
+    return drives.pinned_nbytes + offload.pin_memory * (
+        MASTER_NBYTES * in_memory + sum(
+            shard_size(p.numel, mesh.dp_shard) * (shards + element * (p.fqn in model.trained))
+            for p in model.parameters
+        )
     )
 
 
@@ -126,7 +131,7 @@ class OffloadedShardedStep(ShardedStep):
             op = ops[index]
             kernels = [
                 kernel for p in bucket.parameters
-                for kernel in self._crossings(self.sharded.local_numel(p, rank=rank), op)
+                for kernel in self._crossings(p, self.sharded.local_numel(p, rank=rank), op)
             ]
             ops[index] = replace(op, kernels=tuple(kernels))
         return ops
@@ -172,7 +177,7 @@ class OffloadedShardedStep(ShardedStep):
                 yield from (cast, Free(cast.buffer))
         yield from [Free(back.buffer)] if comes_back else []
 
-    def _crossings(self, numel: int, op: Op) -> Iterator[Kernel]:
+    def _crossings(self, p: Parameter, numel: int, op: Op) -> Iterator[Kernel]:
         """The work for a shard of `numel` elements."""
         dtype, pins = self.sharded.dtype, self.training.offload.pin_memory
         sent = crossing("to_host", numel, dtype=dtype, pinned=pins)
@@ -186,7 +191,20 @@ class OffloadedShardedStep(ShardedStep):
             yield Kernel("norm", 2 * numel, WIDE_NBYTES * numel, MASTER_DTYPE)
             if dtype != MASTER_DTYPE:
                 yield copy_kernel(numel, source=dtype, target=MASTER_DTYPE)
-            yield from crossing("to_host", numel, dtype=MASTER_DTYPE, pinned=pins)
+            yield from self._into_host(p, numel)
+
+    def _into_host(self, p: Parameter, numel: int) -> Iterator[Kernel]:
+        """The copy of a shard to the gradients that the host steps with."""
+        pins = self.training.offload.pin_memory
+        yield from crossing("to_host", numel, dtype=MASTER_DTYPE, pinned=pins)
+
+    # -- drives
+
+    def swap_in(self, number: int, *, first: bool) -> None:
+        """Read a sub-group in front of its step; in host memory it is there."""
+
+    def swap_out(self, number: int, *, after: int, first: bool) -> None:
+        """Write a sub-group behind its step."""
 
 
 def norm_buffer(parameter: Parameter) -> Buffer:

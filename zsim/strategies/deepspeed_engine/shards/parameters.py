@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 from zsim.ir.buffers import Buffer
+from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc
 from zsim.ir.sharding import padded_size, shard, shard_size
 from zsim.models.called_modules import containers, is_leaf
-from zsim.models.spec import ROOT, Parameter
-from zsim.strategies.building.parameters import named_parameters, used_parameters
-from zsim.strategies.deepspeed_engine.layout import EngineLayout
+from zsim.models.spec import ROOT, ModelSpec, Parameter
+from zsim.models.training_options import Offload
+from zsim.strategies.building.parameters import (
+    named_parameters,
+    trained_parameters,
+    used_parameters,
+)
+from zsim.strategies.deepspeed_engine.layout import AXIS, EngineLayout
 from zsim.strategies.deepspeed_engine.options import ShardOptions
+from zsim.strategies.deepspeed_engine.shards.drives import SECTOR, DriveLayout
 
 
 def sub_group_starts(numels: Sequence[int], *, most: int) -> tuple[int, ...]:
@@ -26,6 +34,37 @@ def sub_group_starts(numels: Sequence[int], *, most: int) -> tuple[int, ...]:
             filled = 0
         filled += numel
     return tuple(starts)
+
+
+def _in_sub_groups(
+    options: ShardOptions, model: ModelSpec, mesh: Mesh
+) -> list[list[tuple[str, int]]]:
+    """The trained parameters of each sub-group, with the elements of their shards."""
+    trained = trained_parameters(model)
+    shards = [(p.fqn, shard_size(p.numel, mesh.size(AXIS))) for p in trained]
+    starts = sub_group_starts([numel for _, numel in shards], most=options.sub_group_size)
+    return [shards[a:b] for a, b in pairwise((*starts, len(shards)))]
+
+
+def drives_of(
+    offload: Offload, options: ShardOptions, model: ModelSpec, mesh: Mesh
+) -> DriveLayout:
+    """The layout on drives of each rank of `mesh`."""
+    groups = _in_sub_groups(options, model, mesh)
+    return DriveLayout(tuple(sum(numel for _, numel in group) for group in groups), offload)
+
+
+def misread(offload: Offload, options: ShardOptions, model: ModelSpec, mesh: Mesh) -> str:
+    """The first parameter whose gradient is read to an address that direct reads refuse; "" for
+    none."""
+    drives = drives_of(offload, options, model, mesh)
+    groups = _in_sub_groups(options, model, mesh)
+    for group in [groups[number] for number in drives.swapped]:
+        starts = accumulate((numel for _, numel in group), initial=0)
+        for (fqn, numel), start in zip(group, starts, strict=False):
+            if drives.piece(numel) and start % SECTOR:
+                return fqn
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +139,17 @@ class ShardedParameters(EngineLayout):
         )
         ends = (*starts[1:], len(self.parameters))
         return tuple(self.parameters[a:b] for a, b in zip(starts, ends, strict=True))
+
+    @cached_property
+    def drives(self) -> DriveLayout:
+        """The sub-groups on drives, where the optimizer's states are there."""
+        sizes = [sum(map(self.shard_numel, group)) for group in self.sub_groups]
+        return DriveLayout(tuple(sizes), self.training.offload)
+
+    @cached_property
+    def swapped(self) -> frozenset[str]:
+        """The parameters whose sub-groups are on drives."""
+        return frozenset(p.fqn for number in self.drives.swapped for p in self.sub_groups[number])
 
     def shard_numel(self, parameter: Parameter) -> int:
         """Elements of a shard, padding included."""

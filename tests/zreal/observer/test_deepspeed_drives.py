@@ -1,0 +1,121 @@
+"""DeepSpeed's states on NVMe against the engine itself. tests/measured/deepspeed_drives.json has
+recorded it with its own op async_io; it runs for real where that can be compiled."""
+
+import json
+from collections import namedtuple
+from ctypes.util import find_library
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zsim
+from tests.measured import deepspeed_drives as measured
+from tests.support.folders import ROOT
+from zreal.observer.subjects import deepspeed_engine
+from zsim.errors import BackendUnavailableError
+from zsim.runs.backend import RunOptions
+from zsim.runs.simulator import SimBackend
+from zsim.scenario.plan import plan
+from zsim.scenario.scenario import parse
+
+RECORD = json.loads((ROOT / "tests/measured/deepspeed_drives.json").read_text())
+needs_async_io = pytest.mark.skipif(
+    find_spec("deepspeed") is None or find_library("aio") is None,
+    reason="no DeepSpeed, or no libaio: zsim[real,deepspeed], libaio-dev",
+)
+Usage = namedtuple("Usage", "total used free")
+
+
+def wrong(row: dict[str, Any]) -> list[str]:
+    """The figures of a row that are not predicted: collectives, bytes and memory of each phase. So
+    is the order of requests, waits and steps among collectives."""
+    scenario = parse(row["text"].encode(), where="row.toml")
+    ranks = SimBackend().run(scenario, options=RunOptions(all_ranks=True)).ranks
+    program, differ = plan(scenario, device="cpu"), []
+    for which, rank in (("first_rank", 0), ("last_rank", scenario.world_size - 1)):
+        for phase, seen in row[which].items():
+            told = measured.figures(ranks[rank].phases[phase])
+            if phase != "construction":
+                told["order"] = measured.planned(program.of_rank(rank).phase(phase))
+            differ += [f"{which}, {phase}, {key}: {row['text']}" for key in seen
+                       if told[key] != seen[key]]
+    return differ
+
+
+@pytest.mark.parametrize("number", range(len(RECORD["rows"])))
+def test_recorded_requests_waits_steps_and_memory_are_predicted(number: int) -> None:
+    assert wrong(RECORD["rows"][number]) == []
+
+
+def test_the_record_is_of_the_scenarios_and_of_deepspeeds_own_op() -> None:
+    assert RECORD["deepspeed"] == "0.19.8"
+    assert "libaio" in RECORD["async_io"]
+    texts = {row["text"] for row in RECORD["rows"]}
+    assert texts == {each.to_toml() for each in measured.scenarios()}
+
+
+def test_the_record_has_reads_ahead_writes_behind_and_waits_within_backward() -> None:
+    orders = [row["first_rank"]["steady"]["order"] for row in RECORD["rows"]]
+    pairs = {
+        (before.partition(" ")[0], after) for order in orders for before, after in pairwise(order)
+    }
+    assert ("read", "step") in pairs  # not awaited, as the next sub-group's is
+    assert ("write", "await read") in pairs
+    backwards = [order[: order.index("all_reduce")] for order in orders]
+    assert any("await write" in order for order in backwards)
+    assert any("await write" not in order for order in backwards)
+
+
+def test_without_libaio_a_real_run_is_refused_with_the_package_that_has_it() -> None:
+    with pytest.raises(BackendUnavailableError) as error:
+        deepspeed_engine.require_async_io(False)
+    assert "expected libaio and its headers" in str(error.value)
+    assert 'apt install libaio-dev, or use optimizer = "cpu"' in str(error.value)
+    deepspeed_engine.require_async_io(True)
+
+
+def test_a_folder_without_room_for_the_files_of_all_ranks_is_refused_and_left_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    case = measured.scenario(1280)
+    nbytes = 2 * 4 * 4 * sum(-(-p.numel // 2) for p in case.model.parameters)
+    monkeypatch.setattr(deepspeed_engine, "disk_usage", lambda _: Usage(1, 1, nbytes // 2))
+    with pytest.raises(BackendUnavailableError, match="let TMPDIR name a folder with room"):
+        deepspeed_engine.config(case)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_engine_is_told_of_buffers_pipelines_and_requests_in_a_folder_that_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    offload = measured.BOTH | {"block_size": "2 MiB", "queue_depth": 4}
+    with deepspeed_engine.files_removed():
+        made = deepspeed_engine.config(measured.scenario(1280, offload=offload))
+        folder = Path(made["zero_optimization"]["offload_optimizer"].pop("nvme_path"))
+        assert folder.parent == tmp_path
+        assert folder.is_dir()
+    assert list(tmp_path.iterdir()) == []
+    assert made["aio"] == {"block_size": 2**21, "queue_depth": 4}
+    assert made["zero_optimization"]["offload_optimizer"] == {
+        "device": "nvme", "pin_memory": True, "buffer_count": 12, "pipeline_read": True,
+        "pipeline_write": True,
+    }
+
+
+@needs_async_io
+@pytest.mark.slow  # the op takes ten minutes to compile, once
+@pytest.mark.gloo
+@pytest.mark.parametrize("offload", [measured.PLAIN, measured.BOTH])
+def test_a_scenario_with_drives_agrees_with_the_engine_and_trains(offload) -> None:
+    case = measured.scenario(1280, accumulation=2, offload=offload, num_classes=8)
+    comparison = zsim.validate(case, against="gloo", timeout_s=1500)
+    details = {check.name: check.detail for check in comparison.checks if check.status != "ok"}
+    assert {name: text for name, text in details.items() if "unsupported" not in text} == {}
+    exact = {check.name for check in comparison.checks if check.detail.startswith("exact")}
+    assert {"collective order", "bytes", "memory at rest", "memory of parts"} <= exact
+    assert any(check.name == "numerics" and check.status == "ok" for check in comparison.checks)
