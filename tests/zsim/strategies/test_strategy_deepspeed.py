@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.folders import ROOT
+from zsim import simulate
 from zsim.analysis.alternatives import moved
 from zsim.errors import ScenarioError
 from zsim.ir.buffers import role_of
@@ -28,6 +29,7 @@ from zsim.strategies.deepspeed_engine.partition import FlatPartition, buckets
 from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
 from zsim.strategies.deepspeed_engine.shards.quantized import num_scales
 from zsim.strategies.replicated.buckets import ready_order
+from zsim.testing.laws import breaches
 
 GPT = {"family": "gpt", "sizes": {"num_layers": 3, "hidden_size": 8, "num_heads": 2,
                                   "vocabulary": 13}}
@@ -581,6 +583,14 @@ def test_programs_with_all_of_zeropp_obey_every_law(more: dict[str, Any]) -> Non
     case = in_two_nodes(ON_TWO_NODES, **ZEROPP).with_(**more)
     for device in ("cpu", "cuda"):
         assert program_laws.breaches(plan(case, device=device)) == ()
+
+
+@pytest.mark.parametrize("preset", ["cpu-gloo", "dgx-h100", "pcie-box"])
+def test_runs_with_quantized_gradients_obey_every_law(preset: str) -> None:
+    cluster = {"preset": preset, "nodes": 2} | ({"ranks": 16} if preset == "cpu-gloo" else {})
+    run = simulate(in_two_nodes(ON_TWO_NODES | {"cluster": cluster}, **ZEROPP), all_ranks=True)
+    assert list(breaches(run)) == []
+    assert run.collectives.count("all_to_all") > 0
 
 
 @pytest.mark.parametrize(("cluster", "precision", "sizes", "told"), [
