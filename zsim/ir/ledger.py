@@ -81,3 +81,9 @@ def not_live(buffer: str) -> ProgramError:
 def label(op: Op) -> str:
     """The name of an op in messages: "backward blocks.3"."""
     return f"{op.kind} {op.unit}"
+
+
+def during(op: Op, phase: str, error: ProgramError) -> ProgramError:
+    """`error` with the op in which it happened."""
+    where = f"{phase} op {op.index} ({label(op)})"
+    return ProgramError(where=where, expected=error.expected, found=f"{error.where}: {error.found}")

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from zsim.errors import ProgramError
-from zsim.ir.ledger import Ledger, allocated_again, begins_with, label, not_live
+from zsim.ir.ledger import Ledger, allocated_again, begins_with, during, label, not_live
 from zsim.ir.ops import Alloc, MemoryKind, Op
 from zsim.ir.program import (
     PHASES,
@@ -83,7 +83,7 @@ def _apply_all(ledger: Ledger, ops: tuple[Op, ...]) -> None:
         try:
             ledger.apply(op)
         except ProgramError as error:
-            raise _during(op, SECOND, error) from None
+            raise during(op, SECOND, error) from None
 
 
 @dataclass(slots=True)
@@ -243,7 +243,7 @@ def _follow(
             if type(event) is Alloc:
                 buffer, nbytes = event.buffer, event.nbytes
                 if buffer in live:
-                    raise _during(op, phase, allocated_again(buffer))
+                    raise during(op, phase, allocated_again(buffer))
                 live[buffer] = event
                 by_kind[event.kind] += nbytes
                 allocated += nbytes
@@ -256,7 +256,7 @@ def _follow(
                     summit.split, climbing = dict(by_kind), False
                 freed = live.pop(event.buffer, None)
                 if freed is None:
-                    raise _during(op, phase, not_live(event.buffer))
+                    raise during(op, phase, not_live(event.buffer))
                 by_kind[freed.kind] -= freed.nbytes
                 allocated -= freed.nbytes
         if op.kind == "optimizer":
@@ -268,9 +268,3 @@ def _follow(
     summit.peak, ledger.allocated = peak, allocated
     if walk.parts:
         walk.parts[-1].peak = high
-
-
-def _during(op: Op, phase: str, error: ProgramError) -> ProgramError:
-    """`error` with the op in which it happened."""
-    where = f"{phase} op {op.index} ({label(op)})"
-    return ProgramError(where=where, expected=error.expected, found=f"{error.where}: {error.found}")

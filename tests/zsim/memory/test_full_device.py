@@ -25,7 +25,8 @@ from zsim.ir.ops import DriverCalls, Op
 from zsim.ir.program import PHASES
 from zsim.memory import fits, full_device
 from zsim.memory.allocator.caching_allocator import CachingAllocator, DeviceFullError
-from zsim.memory.allocator.reserved import AllocatorRecord, Heap, replay_phase
+from zsim.memory.allocator.heap import Heap
+from zsim.memory.allocator.reserved import AllocatorRecord, replay_phase
 from zsim.memory.non_torch import capacity, cublas_workspace
 from zsim.runs.figures.step_time import step_time
 from zsim.scenario.plan import Planned, planned

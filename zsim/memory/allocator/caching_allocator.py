@@ -11,11 +11,15 @@ each segment lies above all earlier ones.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, takewhile
 
 from zsim.errors import ZsimError
+from zsim.ir.buffers import Buffer
+from zsim.ir.ledger import allocated_again, not_live
+from zsim.ir.ops import Alloc, Free, MemoryEvent
+from zsim.memory.allocator.blocks import ADDRESS_BITS, Block, Pool, absorb, chain, cut
 
 MIN_BLOCK = 512
 """Every size is rounded up to a multiple of this (kMinBlockSize)."""
@@ -32,6 +36,9 @@ MIN_LARGE = 10 * 2**20
 ROUND_LARGE = 2 * 2**20
 """The granularity of segments made for one large block (kRoundLarge)."""
 
+_BELOW_BLOCK, _WHOLE_BLOCKS = MIN_BLOCK - 1, -MIN_BLOCK
+_ONE = Buffer("block")
+"""The buffer of a block that is asked for alone."""
 _FIRST_ADDRESS = 0x5000_0000_0000
 _ADDRESS_SPACE = LARGE_SEGMENT * 2**16
 """Bytes of address space of an expandable segment; torch reserves 9/8 of the device's memory, the
@@ -58,50 +65,19 @@ def segment_size(size: int) -> int:
     return LARGE_SEGMENT if size < MIN_LARGE else -(-size // ROUND_LARGE) * ROUND_LARGE
 
 
-@dataclass(slots=True, eq=False)
-class Block:
-    """`size` rounded bytes from `address`, of which `requested` were asked for (0: it is free);
-    neighbours in the segment.
+@dataclass(slots=True)
+class Peak:
+    """The allocator's bytes when most were active for the first time, and the most that it had
+    reserved."""
 
-    Only in expandable segments a block may be address space without memory behind it: not `mapped`.
-    """
+    active: int
+    reserved: int
+    allocated: int
+    most_reserved: int
 
-    address: int
-    size: int
-    pool: Pool
-    requested: int = 0
-    previous: Block | None = None
-    next: Block | None = None
-    mapped: bool = True
-
-
-@dataclass(slots=True, eq=False)
-class Pool:
-    """The blocks of one stream and one class of size. `free` is sorted as torch's set is: by size,
-    then by address."""
-
-    stream: str
-    small: bool
-    page: int
-    """The size of the pieces in which its expandable segment grows."""
-    free: list[tuple[int, int, Block]] = field(default_factory=list)
-    unmapped: list[tuple[int, Block]] = field(default_factory=list)
-    """Address space that its expandable segment can still use, by address."""
-    reserved: int = 0
-
-    def put(self, block: Block) -> None:
-        """`block` is free, or is address space, from now on."""
-        if block.mapped:
-            insort(self.free, (block.size, block.address, block))
-        else:
-            insort(self.unmapped, (block.address, block))
-
-    def take(self, block: Block) -> None:
-        """`block` is no longer among those that were put."""
-        if block.mapped:
-            del self.free[bisect_left(self.free, (block.size, block.address))]
-        else:
-            del self.unmapped[bisect_left(self.unmapped, (block.address,))]
+    def rise(self, active: int, reserved: int, allocated: int) -> None:
+        """The bytes at a higher point."""
+        self.active, self.reserved, self.allocated = active, reserved, allocated
 
 
 @dataclass(slots=True)
@@ -129,6 +105,8 @@ class CachingAllocator:
     """(address, bytes) of each piece of memory as it was taken from the device."""
     freed: list[int] = field(default_factory=list)
     """Bytes of each piece of memory as it was given back."""
+    peak: Peak = field(default_factory=lambda: Peak(0, 0, 0, 0))
+    """Since the beginning, or since `begin_peak`."""
     _next_address: int = _FIRST_ADDRESS
 
     def allocate(self, nbytes: int, stream: str) -> Block:
@@ -137,28 +115,107 @@ class CachingAllocator:
 
         DeviceFullError where `capacity` is exceeded although the cache was released.
         """
-        size = -(-nbytes // MIN_BLOCK) * MIN_BLOCK
-        small = size <= SMALL_SIZE
-        pool = self.pools.get((stream, small)) or self._open(stream, small)
-        free, index = pool.free, bisect_left(pool.free, (size,))
-        if self.expandable_segments:
-            index = _growing(free, index)
-        block = free.pop(index)[2] if index < len(free) else self._grow(pool, size)
-        remaining = block.size - size
-        if remaining >= MIN_BLOCK if small or self.expandable_segments else remaining > SMALL_SIZE:
-            rest = _cut(block, size)
-            insort(free, (remaining, rest.address, rest))
-        block.requested = nbytes
-        self.active += block.size
-        self.allocated += nbytes
+        live = dict[str, Block | None]()
+        self.follow((Alloc(_ONE, "temporaries", nbytes),), stream, live)
+        block = live[_ONE]
+        assert block is not None
         return block
 
     def free(self, block: Block) -> None:
         """`block` returns to its pool, one with its free neighbours."""
-        self.active -= block.size
-        self.allocated -= block.requested
-        block.requested = 0
-        self._settle(block)
+        self.follow((Free(_ONE),), block.pool.stream, {_ONE: block})
+
+    def follow(
+        self, events: Iterable[MemoryEvent], stream: str, live: dict[str, Block | None]
+    ) -> None:
+        """Allocate from the pools of `stream`, and free, as `events` say, and note the peak; `live`
+        has the blocks of live buffers, None for one of no bytes.
+
+        ProgramError where a buffer is allocated twice or freed without being live; DeviceFullError
+        as of `allocate`. Tens of thousands of events pass here, so all is one loop of local names.
+        """
+        pools, peak, expandable = self.pools, self.peak, self.expandable_segments
+        small, large = pools.get((stream, True)), pools.get((stream, False))
+        active, allocated, highest = self.active, self.allocated, peak.active
+        try:
+            for event in events:
+                if type(event) is Alloc:
+                    nbytes, buffer = event.nbytes, event.buffer
+                    if buffer in live:
+                        raise allocated_again(buffer)
+                    if not nbytes:
+                        live[buffer] = None
+                        continue
+                    size = (nbytes + _BELOW_BLOCK) & _WHOLE_BLOCKS
+                    pool = small if size <= SMALL_SIZE else large
+                    if pool is None:
+                        pool = self._pool(stream, small=size <= SMALL_SIZE)
+                    free = pool.free
+                    index = bisect_left(free, size << ADDRESS_BITS)
+                    if expandable:
+                        index = pool.growing(index)
+                    if index < len(free):
+                        block = pool.blocks.pop(free.pop(index))
+                    else:
+                        self.active = active
+                        block = self._grow(pool, size)
+                    remaining = block.size - size
+                    if remaining >= pool.least:
+                        following, address = block.next, block.address + size
+                        sort_key = remaining << ADDRESS_BITS | address
+                        rest = pool.blocks[sort_key] = block.next = Block(
+                            address, remaining, pool, 0, block, following, True, sort_key
+                        )
+                        if following is not None:
+                            following.previous = rest
+                        block.size = size
+                        insort(free, sort_key)
+                    else:
+                        size += remaining
+                    block.sort_key, block.requested = 0, nbytes
+                    active += size
+                    allocated += nbytes
+                    live[buffer] = block
+                else:
+                    buffer = event.buffer
+                    if buffer not in live:
+                        raise not_live(buffer)
+                    held = live.pop(buffer)
+                    if held is None:
+                        continue
+                    if active > highest:  # it is highest before a free, or at the end
+                        highest = active
+                        peak.rise(active, self.reserved, allocated)
+                    block, size, following, previous = held, held.size, held.next, held.previous
+                    free, blocks = block.pool.free, block.pool.blocks
+                    active -= size
+                    allocated -= block.requested
+                    block.requested = 0
+                    if following is not None and (sort_key := following.sort_key):
+                        del free[bisect_left(free, sort_key)], blocks[sort_key]
+                        size += following.size
+                        following = block.next = following.next
+                        if following is not None:
+                            following.previous = block
+                    if previous is not None and (sort_key := previous.sort_key):
+                        del free[bisect_left(free, sort_key)], blocks[sort_key]
+                        size += previous.size
+                        previous.next = following
+                        if following is not None:
+                            following.previous = previous
+                        block = previous
+                    block.size = size
+                    block.sort_key = sort_key = size << ADDRESS_BITS | block.address
+                    blocks[sort_key] = block
+                    insort(free, sort_key)
+        finally:
+            self.active, self.allocated = active, allocated
+        if active > highest:
+            peak.rise(active, self.reserved, allocated)
+
+    def begin_peak(self) -> None:
+        """Forget the peak, as torch.cuda.reset_peak_memory_stats does."""
+        self.peak = Peak(self.active, self.reserved, self.allocated, self.reserved)
 
     def release(self) -> tuple[tuple[int, int, Pool], ...]:
         """Give back what no live block needs, as torch.cuda.empty_cache does: segments that are
@@ -166,7 +223,7 @@ class CachingAllocator:
         each piece."""
         freed: list[tuple[int, int, Pool]] = []
         for pool in self.pools.values():
-            for _, _, block in tuple(pool.free):
+            for block in [pool.blocks[sort_key] for sort_key in pool.free]:
                 if self.expandable_segments:
                     freed += self._unmap(block)
                 elif block.previous is None and block.next is None:
@@ -179,23 +236,25 @@ class CachingAllocator:
 
     def copy(self) -> tuple[CachingAllocator, dict[Block, Block]]:
         """The allocator as it is, to go on in another way, and its own block for each of these."""
-        pools = {key: replace(pool, free=[], unmapped=[]) for key, pool in self.pools.items()}
+        pools = {
+            key: replace(pool, free=[], blocks={}, unmapped=[]) for key, pool in self.pools.items()
+        }
         own, twins = replace(
-            self, heads={}, pools=pools, taken=list(self.taken), freed=list(self.freed)
+            self, heads={}, pools=pools, taken=list(self.taken), freed=list(self.freed),
+            peak=replace(self.peak),
         ), dict[Block, Block]()
         for address, head in self.heads.items():
             pool, before = pools[head.pool.stream, head.pool.small], None
-            for block in _chain(head):
+            for block in chain(head):
                 twin = Block(
                     block.address, block.size, pool, block.requested, before, None, block.mapped
                 )
                 if before is not None:
                     before.next = twin
                 before = twins[block] = twin
+                if not block.requested:
+                    pool.put(twin)
             own.heads[address] = twins[head]
-        for key, pool in self.pools.items():
-            pools[key].free = [(size, at, twins[block]) for size, at, block in pool.free]
-            pools[key].unmapped = [(at, twins[block]) for at, block in pool.unmapped]
         return own, twins
 
     def forget(self) -> None:
@@ -205,10 +264,11 @@ class CachingAllocator:
         them, and it hardly runs where one Program is planned after another.
         """
         for head in self.heads.values():
-            for block in _chain(head):
+            for block in chain(head):
                 block.previous = None
         for pool in self.pools.values():
             pool.free.clear()
+            pool.blocks.clear()
             pool.unmapped.clear()
         self.heads.clear()
 
@@ -216,7 +276,7 @@ class CachingAllocator:
         """The blocks of each contiguous piece of reserved memory, by address; together they are
         `reserved` bytes."""
         for head in self.heads.values():
-            for mapped, blocks in groupby(_chain(head), key=lambda block: block.mapped):
+            for mapped, blocks in groupby(chain(head), key=lambda block: block.mapped):
                 if mapped:
                     yield tuple(blocks)
 
@@ -227,11 +287,13 @@ class CachingAllocator:
             return len(self.heads)
         return sum(1 for _ in self.segments())
 
-    def _open(self, stream: str, small: bool) -> Pool:
-        pool = self.pools[stream, small] = Pool(
-            stream, small, SMALL_SEGMENT if small else LARGE_SEGMENT
-        )
-        return pool
+    def _pool(self, stream: str, *, small: bool) -> Pool:
+        """The pool of `stream` for small or large blocks."""
+        splits = small or self.expandable_segments
+        return self.pools.setdefault((stream, small), Pool(
+            stream, small, SMALL_SEGMENT if small else LARGE_SEGMENT,
+            MIN_BLOCK if splits else SMALL_SIZE + MIN_BLOCK,
+        ))
 
     def _grow(self, pool: Pool, size: int) -> Block:
         """A free block of at least `size` with memory from the device, in no pool."""
@@ -269,7 +331,7 @@ class CachingAllocator:
         for _, space in pool.unmapped:
             before = space.previous
             first = before if before is not None and not before.requested else space
-            free = takewhile(lambda block: not block.requested, _chain(first))
+            free = takewhile(lambda block: not block.requested, chain(first))
             if any(room >= size for room in accumulate(block.size for block in free)):
                 return first
         space = self._new_segment(pool, _ADDRESS_SPACE, space=_ADDRESS_SPACE)
@@ -284,7 +346,7 @@ class CachingAllocator:
         pool.take(space)
         nbytes = min(space.size, -(-missing // pool.page) * pool.page)
         if nbytes < space.size:
-            pool.put(_cut(space, nbytes))
+            pool.put(cut(space, nbytes))
         space.mapped = True
         self._taken(space, nbytes)
         return self._settle(space)
@@ -298,11 +360,11 @@ class CachingAllocator:
         if begin >= end:
             return []
         pool.take(block)
-        middle = block if begin == block.address else _cut(block, begin - block.address)
+        middle = block if begin == block.address else cut(block, begin - block.address)
         if middle is not block:
             pool.put(block)
         if end < middle.address + middle.size:
-            pool.put(_cut(middle, end - middle.address))
+            pool.put(cut(middle, end - middle.address))
         middle.mapped = False
         self._count(pool, begin - end)
         self._settle(middle)
@@ -314,15 +376,12 @@ class CachingAllocator:
         pool, mapped, previous, following = block.pool, block.mapped, block.previous, block.next
         if previous is not None and not previous.requested and previous.mapped is mapped:
             pool.take(previous)
-            _absorb(previous, block)
+            absorb(previous, block)
             block = previous
         if following is not None and not following.requested and following.mapped is mapped:
             pool.take(following)
-            _absorb(block, following)
-        if mapped:
-            insort(pool.free, (block.size, block.address, block))
-        else:
-            pool.put(block)
+            absorb(block, following)
+        pool.put(block)
         return block
 
     def _new_segment(self, pool: Pool, nbytes: int, *, space: int) -> Block:
@@ -337,44 +396,4 @@ class CachingAllocator:
     def _count(self, pool: Pool, nbytes: int) -> None:
         self.reserved += nbytes
         pool.reserved += nbytes
-
-
-def _growing(free: list[tuple[int, int, Block]], index: int) -> int:
-    """The index of the best fit in `free`, sorted by size, from `index` on. A block that address
-    space follows counts as large as it can grow, so a larger one that cannot grow comes first."""
-    while index + 1 < len(free) and _room(free[index + 1][2]) < _room(free[index][2]):
-        index += 1
-    return index
-
-
-def _chain(head: Block) -> Iterator[Block]:
-    """`head` and all blocks behind it."""
-    block: Block | None = head
-    while block is not None:
-        yield block
-        block = block.next
-
-
-def _room(block: Block) -> int:
-    """Bytes that the free `block` has, with what it can grow by."""
-    return block.size + (0 if block.next is None or block.next.mapped else block.next.size)
-
-
-def _cut(block: Block, size: int) -> Block:
-    """Shorten `block` to `size`; the rest, a block behind it of the same kind."""
-    following = block.next
-    rest = Block(
-        block.address + size, block.size - size, block.pool, 0, block, following, block.mapped
-    )
-    if following is not None:
-        following.previous = rest
-    block.next, block.size = rest, size
-    return rest
-
-
-def _absorb(block: Block, following: Block) -> None:
-    """`block` grows over its neighbour `following`, which is no more."""
-    block.size += following.size
-    block.next = following.next
-    if block.next is not None:
-        block.next.previous = block
+        self.peak.most_reserved = max(self.peak.most_reserved, self.reserved)

@@ -16,11 +16,11 @@ from itertools import pairwise
 
 from zsim.engine.equal_micro_batches import FEWEST
 from zsim.errors import ProgramError
-from zsim.ir.buffers import workspace_of
-from zsim.ir.ledger import begins_with, label
-from zsim.ir.ops import Alloc, DriverCalls, Op, Stream
+from zsim.ir.ledger import begins_with, during, label
+from zsim.ir.ops import Alloc, DriverCalls, Op
 from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram, begin_alike
-from zsim.memory.allocator.caching_allocator import Block, CachingAllocator, DeviceFullError
+from zsim.memory.allocator.caching_allocator import CachingAllocator, DeviceFullError
+from zsim.memory.allocator.heap import Heap
 from zsim.memory.equal_micro_batches import STEPS, micro_batches, repeat
 
 SETTLED = 3
@@ -54,85 +54,6 @@ class AllocatorRecord:
     """Segments freed and allocated, by the index of the op."""
     repeats: bool = field(default=False, compare=False)
     """True where the fourth of five micro-batches did nothing that more of them would not do."""
-
-
-def pool_of(stream: Stream) -> str:
-    """The stream whose pool serves an op: host ops use torch's current one, compute."""
-    return "compute" if stream == "host" else stream
-
-
-@dataclass(slots=True)
-class Heap:
-    """The buffers of a Program in a caching allocator.
-
-    Each lives in the pool of the stream of the op that makes it.
-    """
-
-    allocator: CachingAllocator
-    workspace_bytes: int = 0
-    live: dict[str, Block | None] = field(default_factory=dict)
-    """Live buffers; one of no bytes has no block."""
-    repeats: bool = True
-    """False once the fourth of five micro-batches has done what more of them need not do."""
-    _threads: set[str] = field(default_factory=set)
-
-    def allocate(self, event: Alloc, *, stream: Stream) -> Block | None:
-        """The block of `event.buffer`, which begins to live; ProgramError when it lives already."""
-        if event.buffer in self.live:
-            problem = f"{event.buffer}: a second allocation"
-            raise ProgramError(
-                where="allocator", expected="a buffer that is not live", found=problem
-            )
-        pool = pool_of(stream)
-        block = self.allocator.allocate(event.nbytes, pool) if event.nbytes else None
-        self.live[event.buffer] = block
-        return block
-
-    def free(self, buffer: str) -> Block | None:
-        """The block that `buffer` had, which is free; ProgramError when it did not live."""
-        if buffer not in self.live:
-            raise ProgramError(
-                where="allocator", expected="a live buffer", found=f"{buffer}: it is freed"
-            )
-        block = self.live.pop(buffer)
-        if block is not None:
-            self.allocator.free(block)
-        return block
-
-    def copy(self) -> Heap:
-        """The heap as it is, to go on in another way."""
-        allocator, twins = self.allocator.copy()
-        live = {name: block and twins[block] for name, block in self.live.items()}
-        return replace(self, allocator=allocator, live=live, _threads=set(self._threads))
-
-    @property
-    def state(self) -> int:
-        """A number of all blocks, by which what comes is decided; equal in equal states."""
-        pools = self.allocator.pools.items()
-        return hash((
-            frozenset([(name, block and block.address) for name, block in self.live.items()]),
-            tuple((key, tuple([each[:2] for each in pool.free])) for key, pool in pools),
-            tuple((key, tuple(at for at, _ in pool.unmapped)) for key, pool in pools),
-            self.allocator.reserved, self.allocator.active,
-        ))
-
-    @property
-    def workspaces_bytes(self) -> int:
-        """Bytes of cuBLAS's workspaces so far."""
-        return len(self._threads) * self.workspace_bytes
-
-    def workspace(self, op: Op) -> Alloc | None:
-        """The workspace that cuBLAS keeps, when `op` is the first with products of its host
-        thread; else None.
-
-        cuBLAS has a handle, and torch a workspace for it, per thread and stream. The forward runs
-        in the main thread, the backward and what it recomputes in autograd's.
-        """
-        thread = {"forward": "main", "backward": "autograd", "recompute": "autograd"}.get(op.kind)
-        if thread is None or not self.workspace_bytes or thread in self._threads or not op.flops:
-            return None
-        self._threads.add(thread)
-        return Alloc(workspace_of(thread), "temporaries", self.workspace_bytes)
 
 
 def built_elsewhere(program: RankProgram) -> RankProgram:
@@ -240,28 +161,6 @@ def _records(
 
 
 @dataclass(slots=True)
-class _Peak:
-    """The allocator when active bytes were highest, and its highest reserved bytes."""
-
-    active: int
-    reserved: int
-    allocated: int
-    workspaces: int
-    most_reserved: int
-
-    def see(self, heap: Heap) -> None:
-        """Note the state after an allocation."""
-        allocator = heap.allocator
-        if allocator.active > self.active:
-            self.active, self.reserved, self.allocated = (
-                allocator.active, allocator.reserved, allocator.allocated,
-            )
-            self.workspaces = heap.workspaces_bytes
-        if allocator.reserved > self.most_reserved:
-            self.most_reserved = allocator.reserved
-
-
-@dataclass(slots=True)
 class _Walk:
     """A phase so far, whose micro-batches begin at `begins`, with the state of the heap there."""
 
@@ -270,22 +169,19 @@ class _Walk:
     begins: Sequence[int]
     start: int
     releases: int
-    peak: _Peak
     calls: dict[int, DriverCalls] = field(default_factory=dict)
     states: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, heap: Heap, phase: str, begins: Sequence[int]) -> _Walk:
         """The beginning of a phase."""
-        allocator, start = heap.allocator, heap.allocator.reserved
-        peak = _Peak(allocator.active, start, allocator.allocated, heap.workspaces_bytes, start)
-        return cls(heap, phase, begins, start, allocator.num_releases, peak)
+        heap.begin_peak()
+        return cls(heap, phase, begins, heap.allocator.reserved, heap.allocator.num_releases)
 
     def copy(self) -> _Walk:
         """The phase so far, to be ended in another way."""
         return replace(
-            self, heap=self.heap.copy(), peak=replace(self.peak), calls=dict(self.calls),
-            states=list(self.states),
+            self, heap=self.heap.copy(), calls=dict(self.calls), states=list(self.states)
         )
 
     def follow(self, ops: tuple[Op, ...]) -> None:
@@ -302,25 +198,35 @@ class _Walk:
 
     def end(self, ops: tuple[Op, ...]) -> None:
         """More ops of the last micro-batch."""
-        try:
-            _follow(self.heap, ops, self.phase, self.peak, self.calls)
-        except DeviceFullError as error:
-            error.repeats = self.heap.repeats and (len(self.states) < FEWEST or self._repeats())
-            raise
+        follow = self.heap.follow
+        for op in ops:
+            try:
+                calls = follow(op)
+            except ProgramError as error:
+                raise during(op, self.phase, error) from None
+            except DeviceFullError as error:
+                step = f" of the {self.phase} step" if self.phase in STEPS else ""
+                full = DeviceFullError(
+                    where=f"{label(op)}{step}", expected=error.expected, found=error.found
+                )
+                full.repeats = self.heap.repeats and (len(self.states) < FEWEST or self._repeats())
+                raise full from None
+            if calls is not None:
+                self.calls[op.index] = calls
 
     def _repeats(self) -> bool:
         return repeat(self.states, self.begins, self.calls)
 
     def record(self) -> AllocatorRecord:
         """The record of the phase, which is over."""
-        heap, allocator, peak = self.heap, self.heap.allocator, self.peak
+        heap, allocator, peak = self.heap, self.heap.allocator, self.heap.allocator.peak
         if self.begins:
             heap.repeats = heap.repeats and self._repeats()
         return AllocatorRecord(
             start_reserved_bytes=self.start, peak_reserved_bytes=peak.most_reserved,
             end_reserved_bytes=allocator.reserved, peak_active_bytes=peak.active,
             fragmentation_bytes=peak.reserved - peak.active,
-            rounding_bytes=peak.active - peak.allocated, workspace_bytes=peak.workspaces,
+            rounding_bytes=peak.active - peak.allocated, workspace_bytes=heap.peak_workspaces_bytes,
             num_segments=allocator.num_segments,
             num_releases=allocator.num_releases - self.releases,
             reserved_by_pool={
@@ -339,46 +245,3 @@ def replay_phase(
     walk = _Walk.of(heap, phase, begins)
     walk.follow(ops)
     return walk.record()
-
-
-def _follow(
-    heap: Heap, ops: tuple[Op, ...], phase: str, peak: _Peak, calls: dict[int, DriverCalls]
-) -> None:
-    """Allocate and free what `ops` do; note the highest point and the calls of the driver."""
-    allocator, failed = heap.allocator, heap.allocator.num_releases
-    returned, taken = len(allocator.freed), len(allocator.taken)
-    # tens of thousands of events pass here
-    live, allocate, free = heap.live, allocator.allocate, allocator.free
-    for op in ops:
-        try:
-            extra, pool = heap.workspace(op), pool_of(op.stream)
-            for event in op.memory if extra is None else (extra, *op.memory):
-                if type(event) is Alloc:
-                    if event.nbytes and event.buffer not in live:
-                        live[event.buffer] = allocate(event.nbytes, pool)
-                    else:
-                        heap.allocate(event, stream=op.stream)
-                    if allocator.active > peak.active or allocator.reserved > peak.most_reserved:
-                        peak.see(heap)
-                elif block := live.get(event.buffer):
-                    del live[event.buffer]
-                    free(block)
-                else:
-                    heap.free(event.buffer)
-        except ProgramError as error:
-            where = f"{phase} op {op.index} ({label(op)})"
-            raise ProgramError(where=where, expected=error.expected, found=error.found) from None
-        except DeviceFullError as error:
-            where = f"{label(op)} of the {phase} step" if phase in STEPS else f"{label(op)}"
-            raise DeviceFullError(
-                where=where, expected=error.expected, found=error.found
-            ) from None
-        if len(allocator.taken) > taken or len(allocator.freed) > returned:
-            calls[op.index] = DriverCalls(
-                allocator.num_releases - failed,
-                len(allocator.freed) - returned, sum(allocator.freed[returned:]),
-                len(allocator.taken) - taken, sum(size for _, size in allocator.taken[taken:]),
-            )
-            failed, returned, taken = (
-                allocator.num_releases, len(allocator.freed), len(allocator.taken),
-            )

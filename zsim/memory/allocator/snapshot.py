@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from zsim.errors import ProgramError
 from zsim.io import files
-from zsim.ir.ledger import label
-from zsim.ir.ops import STREAMS, Alloc, Op
+from zsim.ir.ledger import during, label
+from zsim.ir.ops import STREAMS, Alloc, Free, Op
 from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram
-from zsim.memory.allocator.caching_allocator import Block, CachingAllocator, Pool
-from zsim.memory.allocator.reserved import Heap
+from zsim.memory.allocator.blocks import Block, Pool
+from zsim.memory.allocator.caching_allocator import CachingAllocator
+from zsim.memory.allocator.heap import Heap, pool_of
 
 PICKLE_PROTOCOL = 4
 """The visualiser reads protocols 2 to 4."""
@@ -103,11 +105,14 @@ class _Recorder:
         """All memory events of `op`."""
         frame = _frame(label(op), phase, op.index)
         extra = self.heap.workspace(op)
-        for event in op.memory if extra is None else (extra, *op.memory):
-            if isinstance(event, Alloc):
-                self._allocate(event, op, frame)
-            else:
-                self._free(event.buffer)
+        try:
+            for event in op.memory if extra is None else (extra, *op.memory):
+                if isinstance(event, Alloc):
+                    self._allocate(event, op, frame)
+                else:
+                    self._free(event)
+        except ProgramError as error:
+            raise during(op, phase, error) from None
 
     def empty_cache(self) -> None:
         """Give memory of no live block back to the device."""
@@ -146,7 +151,8 @@ class _Recorder:
         }
 
     def _allocate(self, event: Alloc, op: Op, frame: Entry) -> None:
-        block = self.heap.allocate(event, stream=op.stream)
+        self.heap.allocator.follow((event,), pool_of(op.stream), self.heap.live)
+        block = self.heap.live[event.buffer]
         if block is None:
             return
         allocator = self.heap.allocator
@@ -160,10 +166,10 @@ class _Recorder:
             "alloc", block.address, event.nbytes, _stream(block.pool), frames, category=event.kind
         )
 
-    def _free(self, buffer: str) -> None:
-        block = self.heap.live.get(buffer)
+    def _free(self, event: Free) -> None:
+        block = self.heap.live.get(event.buffer)
         nbytes = block.requested if block else 0
-        self.heap.free(buffer)
+        self.heap.allocator.follow((event,), "", self.heap.live)
         if block is not None:
             frames, kind = self._made.pop(block.address)
             for action in ("free_requested", "free_completed"):

@@ -3,15 +3,17 @@ blocks, and its laws."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsim.memory.allocator.blocks import Block
 from zsim.memory.allocator.caching_allocator import (
     LARGE_SEGMENT,
     SMALL_SEGMENT,
     SMALL_SIZE,
-    Block,
     CachingAllocator,
     DeviceFullError,
     round_size,
@@ -311,8 +313,10 @@ def check(allocator: CachingAllocator, live: list[Block]) -> None:
     assert sum(block.size for block in blocks) == allocator.reserved
     assert allocator.reserved == sum(pool.reserved for pool in allocator.pools.values())
     for pool in allocator.pools.values():
-        free = sorted((b.size, b.address) for b in blocks if b.pool is pool and not b.requested)
-        assert [entry[:2] for entry in pool.free] == free
+        free = [b for b in blocks if b.pool is pool and not b.requested]
+        assert pool.free == [b.sort_key for b in sorted(free, key=lambda b: (b.size, b.address))]
+        assert pool.blocks == {b.sort_key: b for b in free}
+    assert not any(block.sort_key for block in live)
     assert allocator.active == sum(block.size for block in live)
     assert allocator.allocated == sum(block.requested for block in live)
     assert allocator.reserved >= allocator.active >= allocator.allocated
@@ -327,6 +331,18 @@ def test_blocks_tile_their_segments_and_free_ones_have_no_free_neighbour_after_e
         check(allocator, live)
         assert allocator.reserved >= reserved
         reserved = allocator.reserved
+
+
+@given(STEPS, st.booleans())
+def test_the_peak_is_the_state_with_most_active_bytes_for_the_first_time(steps, expandable):
+    allocator, highest, most = CachingAllocator(expandable_segments=expandable), (0, 0, 0), 0
+    for _ in run(allocator, steps):
+        if allocator.active > highest[1]:
+            highest = state(allocator)
+        most = max(most, allocator.reserved)
+    peak = allocator.peak
+    assert (peak.reserved, peak.active, peak.allocated) == highest
+    assert peak.most_reserved == most
 
 
 @given(STEPS, st.booleans(), st.integers(1, 7))
@@ -387,8 +403,9 @@ def whole(allocator: CachingAllocator) -> tuple[object, ...]:
     return (
         *state(allocator), allocator.taken, allocator.freed,
         [(b.address, b.size, b.requested) for blocks in allocator.segments() for b in blocks],
-        {key: [each[:-1] for each in (*pool.free, *pool.unmapped)]
-         for key, pool in allocator.pools.items()},
+        {key: pool.free for key, pool in allocator.pools.items()},
+        {key: [at for at, _ in pool.unmapped] for key, pool in allocator.pools.items()},
+        replace(allocator.peak),
     )
 
 
