@@ -183,6 +183,11 @@ def test_a_preset_keeps_what_the_module_of_its_config_json_keeps(tmp_path):
     assert peak("llama-3.2-1b", **narrow) < 0.8 * of_module
 
 
+def test_accelerate_asks_whose_module_a_preset_stands_for(tmp_path):
+    of_preset = imported(tmp_path, FSDP + BLOCKS, name="config.yaml").assumed
+    assert any("--set model.loss_dtype=float32" in said for said in of_preset)
+
+
 def test_torchaos_optimizer_in_eight_bits_is_not_that_in_four_bytes(tmp_path):
     assert arguments(tmp_path, optim="adamw_torch_8bit")["optimizer"]["name"] == "adamw8bit"
 

@@ -52,6 +52,9 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     if kind != "DEEPSPEED":
         draft.batch(micro=None, accumulation=config.whole("gradient_accumulation_steps"))
         draft.notes.assume("optimizer: adamw, as accelerate leaves it to the script")
+    if "preset" in draft.tables["model"]:
+        draft.notes.assume("logits are in the preset's dtype until the loss: for a module of "
+                           "transformers, which casts them, --set model.loss_dtype=float32")
     config.ignore("not of this distributed_type", "megatron_lm_config", "mpirun_config")
     config.close()
 
