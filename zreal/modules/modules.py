@@ -282,6 +282,22 @@ def cast_buffers(model: nn.Module, scenario: Scenario) -> None:
                 setattr(module, name, buffer.to(DTYPES[precision.parameters]))
 
 
+def cast_all(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast parameters and floating-point buffers in the order of Module.to, which would discard the
+    imaginary parts of complex ones."""
+    kept = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in list(module.named_buffers(recurse=False))
+        if buffer.is_complex()
+    ]
+    for module, name, _ in kept:
+        setattr(module, name, None)
+    model.to(dtype)
+    for module, name, buffer in kept:
+        setattr(module, name, buffer)
+
+
 def empty(
     spec: ModelSpec, *, seed: int, dtype: str = "float32",
     checkpointing: Checkpointing = NO_CHECKPOINTING,

@@ -399,3 +399,23 @@ class Selecting(Perceptron):
 def selecting() -> dict[str, Any]:
     """A shape that follows from data."""
     return {"module": Selecting(), "inputs": [torch.randn(4, 16)]}
+
+
+class Rotated(nn.Module):
+    """Turns by complex numbers that the module keeps, as Llama's rotary embedding of torchtitan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+        self.register_buffer("turns", torch.polar(torch.ones(8), torch.arange(8.0)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            pairs = torch.view_as_complex(layer(x).float().unflatten(1, (8, 2)))
+            x = torch.view_as_real(pairs * self.turns).flatten(1).to(x.dtype)
+        return x[:, :4].square().mean()
+
+
+def rotated() -> dict[str, Any]:
+    """A complex buffer."""
+    return {"module": Rotated(), "inputs": [torch.randn(8, 16)]}

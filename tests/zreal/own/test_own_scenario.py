@@ -234,6 +234,18 @@ def test_a_tensor_that_the_first_forward_keeps_is_a_buffer_and_not_measured(
         zsim.validate(case, against="fake", module=f"{OWN}caching")
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_complex_buffers_are_broadcast_as_they_are(
+    dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    precision = f'{{ parameters = "{dtype}", reduce = "{dtype}" }}'
+    file = scenario(tmp_path, '"ddp"', precision=precision)
+    own = ["--module", f"{OWN}rotated", "--against", "fake", "--json"]
+    assert main(["validate", file, *own]) == 0
+    checks = verdict(capsys)
+    assert checks["bytes"] == checks["memory of parts"] == "ok"
+
+
 def test_operators_that_refuse_float64_are_compared_in_float32(tmp_path: Path) -> None:
     """Rounding error is still told: a shift of all scores has no gradient of its own."""
     case = with_module(zsim.load(scenario(tmp_path, '"ddp"')), f"{OWN}routed", device="cpu")

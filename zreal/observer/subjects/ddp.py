@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zreal.meters.held_memory import state_tensors
 from zreal.modules.initial_values import DTYPES, Make, by_unit
-from zreal.modules.modules import Model
+from zreal.modules.modules import Model, cast_all
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.observer.subjects import Subject
 from zsim.scenario.scenario import Scenario
@@ -53,8 +53,9 @@ def wrap(scenario: Scenario, model: Model, mesh: DeviceMesh) -> DistributedDataP
     extra: dict[str, Any] = (
         {} if options.bucket_cap_mb is None else {"bucket_cap_mb": options.bucket_cap_mb}
     )
+    cast_all(model, DTYPES[scenario.precision.parameters])
     wrapped = DistributedDataParallel(
-        model.to(DTYPES[scenario.precision.parameters]),
+        model,
         process_group=group,
         gradient_as_bucket_view=options.gradient_as_bucket_view,
         find_unused_parameters=options.find_unused_parameters,
