@@ -80,7 +80,7 @@ function legend(parent, kinds) {
 const colour = name => getComputedStyle(document.documentElement)
   .getPropertyValue(`--${name}`).trim();
 const KINDS = ["forward", "backward", "recompute", "optimizer", "all_gather", "reduce_scatter",
-  "all_reduce", "broadcast", "copy"];
+  "all_reduce", "broadcast", "all_to_all", "copy"];
 const kindColour = kind => colour(KINDS.includes(kind) ? kind : "other");
 
 // A canvas as wide as its parent and as sharp as the screen; returns its context and width.
