@@ -572,6 +572,16 @@ def test_quantized_gradients_cross_both_all_to_alls_with_a_scale_for_each_row() 
     assert {group for group, _, _ in sent} == {"dp_shard:8", "dp_shard/8"}
 
 
+def test_on_nodes_of_one_rank_quantized_gradients_cross_all_ranks_once() -> None:
+    tables = ON_TWO_NODES | {"cluster": {"preset": "cpu-gloo", "nodes": 16, "ranks": 16}}
+    steady = plan(
+        in_two_nodes(tables, zero_quantized_gradients=True), device="cuda"
+    ).of_rank(3).steady
+    sent = [(op.group, op.nbytes) for op in steady if op.kind == "all_to_all"]
+    assert {group for group, _ in sent} == {"dp_shard"}
+    assert sent.count(("dp_shard", 64 * 256 // 2)) == 4
+
+
 def test_on_one_node_and_without_them_gradients_are_reduced_alike() -> None:
     same = in_two_nodes(zero_quantized_gradients=True)
     assert str(plan(same, device="cuda")) == str(plan(in_two_nodes(), device="cuda"))

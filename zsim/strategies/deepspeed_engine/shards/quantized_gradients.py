@@ -45,9 +45,10 @@ class Exchange:
 def exchanges(sharded: ShardedParameters) -> tuple[Exchange, Exchange]:
     """The exchange inside each node, and that of ranks at the same place of each node."""
     per_node = sharded.per_node
+    between = every(AXIS, per_node) if per_node > 1 else AXIS
     return (
         Exchange(part_of(AXIS, per_node), per_node, 1),
-        Exchange(every(AXIS, per_node), sharded.num_ranks // per_node, per_node),
+        Exchange(between, sharded.num_ranks // per_node, per_node),
     )
 
 
