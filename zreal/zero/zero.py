@@ -54,7 +54,7 @@ class ZeRO:
     - `optimizer`: torch's SGD, Adam or AdamW over the module's parameters, which has not stepped.
     - `stage`: 1 shards optimizer states, 2 gradients too, 3 parameters too.
     - `units`: the modules gathered and reduced together, as `zreal.tracing.trace` takes them; by
-      default the children of the longest ModuleList.
+      default the children of the longest ModuleList that is in no other.
     - `lookahead`: modules that stage 3 gathers ahead.
     - `accumulation`: micro-batches, each a forward and a backward, before a step.
     - `clip_norm`: the global norm that gradients are clipped to; 0 for none.

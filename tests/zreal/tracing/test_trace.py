@@ -272,6 +272,28 @@ def test_units_are_the_longest_list_or_those_that_are_chosen() -> None:
     assert units(lambda fqn, module: fqn.endswith("2")) == [ROOT, "layers.2"]
 
 
+def test_experts_are_no_units_though_they_are_more_than_the_layers() -> None:
+    class Mixture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([expert(x) for expert in self.experts]).mean(0)
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Mixture() for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x.sum()
+
+    assert [unit.fqn for unit in trace(Layers, X).units] == ["layers.0", "layers.1"]
+
+
 def test_a_module_left_whole_runs_with_a_warning_of_its_cost() -> None:
     with pytest.warns(
         UserWarning,

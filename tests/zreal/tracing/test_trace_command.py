@@ -42,6 +42,14 @@ class TwoLayers(torch.nn.Module):
 def fails():
     raise KeyError("no such size")
 
+class Lone(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.only = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.only(x).sum()
+
 NUMBER = 3
 """
 
@@ -98,6 +106,11 @@ def test_a_module_of_the_users_own_is_imported_from_where_the_command_runs(
     arguments = ["--input", "x=4x8:float32", "--checkpointing", "-o", "model.json"]
     assert main(["trace", "mine_of_trace:TwoLayers", *arguments]) == 0
     assert "TwoLayers: 144 parameters in 2 units" in capsys.readouterr().out
+    plain = [each for each in arguments if each != "--checkpointing"]
+    assert main(["trace", "mine_of_trace:Lone", *plain]) == 0
+    said = capsys.readouterr().err
+    assert "\nnote: Lone has no ModuleList" in said
+    assert "Warning" not in said
     assert main(["trace", "mine_of_trace:fails", *arguments]) == 2
     assert "KeyError" in capsys.readouterr().err
     assert main(["trace", "mine_of_trace:Nothing", *arguments]) == 2

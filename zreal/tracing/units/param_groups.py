@@ -36,9 +36,13 @@ def find_units(model: nn.Module, units: UnitChoice) -> dict[str, nn.Module]:
 
 
 def _default_units(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    lists = [(fqn, module) for fqn, module in modules.items() if isinstance(module, nn.ModuleList)]
-    if lists:
-        fqn, longest = max(lists, key=lambda item: len(item[1]))
+    lists = {fqn: each for fqn, each in modules.items() if isinstance(each, nn.ModuleList)}
+    outer = {  # the experts of a layer may be more than the layers
+        fqn: each for fqn, each in lists.items()
+        if not any(fqn.startswith(f"{other}.") for other in lists)
+    }
+    if outer:
+        fqn, longest = max(outer.items(), key=lambda item: len(item[1]))
         return {f"{fqn}.{i}" if fqn else str(i): child for i, child in enumerate(longest)}
     nbytes = total(model.parameters())
     warnings.warn(

@@ -63,8 +63,9 @@ def trace(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--input", metavar="[NAME=]2x2048:int64", action="append", default=[], dest="inputs",
-        help="shape and dtype of an input of forward, one for each; for a config.json, the token "
-             "ids. B and S as sizes stand for --micro-batch and --sequence-length: BxS:int64",
+        help="shape and dtype (default int64) of an input of forward, one for each; for a "
+             "config.json, the token ids. B and S as sizes stand for --micro-batch and "
+             "--sequence-length: BxS:int64",
     )
     command.add_argument(
         "--micro-batch", metavar="1,2,4", type=arguments.counts, default=(),

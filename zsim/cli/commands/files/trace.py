@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from pathlib import Path
 from typing import cast
 
@@ -25,7 +26,11 @@ def run(options: argparse.Namespace) -> int:
         )
     backend = cast(TracingBackend, registry.find("fake", where="zsim trace"))
     long = {short: name for name, short in DTYPE_NAMES.items()}
-    with terminal.progress(f"{options.module}: traced"):
+    with (
+        terminal.progress(f"{options.module}: traced"),
+        warnings.catch_warnings(record=True) as warned,
+    ):
+        warnings.simplefilter("always")
         models = backend.trace(
             options.module, options.inputs, dtype=long.get(options.dtype),  # type: ignore[arg-type]
             device=options.device, recomputed=options.checkpointing,
@@ -47,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
             f"{counted(len(model.units), 'unit')}"
         )
     terminal.wrote(out)
+    for text in dict.fromkeys(str(each.message) for each in warned):
+        terminal.note(text)
     terminal.note(
         f'a scenario has model = {{ traced = "{out.name}" }} and batch = {{ micro_batch = '
         f"{sizes[0][0]}, sequence_length = {sizes[0][1]} }}"
