@@ -89,12 +89,6 @@ class Execution:
         """The recipe of products in 8 bits, "" for none."""
         return ("delayed" if self.float8 else "") if isinstance(self.float8, bool) else self.float8
 
-    @property
-    def one_kernel_each(self) -> bool:
-        """True where the host launches each kernel of a Program as exactly one."""
-        by_recipe = self.float8_casts == "eager" or self.recipe not in ("", "delayed")
-        return self.softmax == self.accumulation == "eager" and not by_recipe
-
     def form_of(self, model: ModelSpec) -> ModelSpec:
         """`model` in the forms that run eagerly; torch.compile fuses either."""
         return model if self.compile else in_form(model, norms=self.norms, loss=self.loss)

@@ -102,7 +102,9 @@ class Kernel:
     matrix product has as its `shape` the (products, m, n, k) of that many m × k by k × n. Fused
     attention has (sequences × heads, queries, keys, width of a head). A product whose first factor
     is `transposed` in memory, as that of a weight's gradient is, has it contiguous along m and not
-    along k.
+    along k. Of other kernels `singly` counts the elements that torch's code takes one by one, as
+    operands are strided, broadcast or cast. A step over many tensors at once takes so many
+    `launches`, 0 for a kernel that is launched by itself.
     """
 
     operator: Final[str]
@@ -112,8 +114,12 @@ class Kernel:
     location: Final[Location] = "device"
     shape: Final[tuple[int, ...]] = ()
     transposed: Final[bool] = False
+    singly: Final[int] = 0
+    launches: Final[int] = 0
 
 
+CLONE = "clone"
+"""Operator that copies a tensor into another order of its dimensions."""
 NORM_STEP = "norm_step"
 """Operator of the calls that an RMSNorm in float32 is made of."""
 LOSS_STEP = "loss_step"

@@ -4,9 +4,9 @@
 communication blocks.1.out 33,408 B
 
 Fields that have their default are left out. After the first " | " come kernels ("linear 1x4x8x2 128
-flop 112 B float32", with a "t" after the sizes of a product whose first factor lies transposed) and
-memory events in order ("+ kind buffer bytes" and "- buffer"). Those of host memory come last, and
-end in "in host" or "in pinned".
+flop 112 B float32", with a "t" after the sizes of a product whose first factor lies transposed, and
+at the end "8 singly" and "9 launches" where it has them). Then come memory events in order ("+ kind
+buffer bytes" and "- buffer"). Those of host memory come last, and end in "in host" or "in pinned".
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _OP = re.compile(
 )
 _KERNEL = re.compile(
     r"(\S+)(?: (\d+(?:x\d+)+)(t)?)? ([\d,]+) flop ([\d,]+) B (\w+)(?: on (link|host|drive|files))?"
+    r"(?: ([\d,]+) singly)?(?: ([\d,]+) launches)?"
 )
 _ALLOC = re.compile(r"\+ (\w+) (\S+) ([\d,]+) B(?: in (host|pinned))?")
 
@@ -50,9 +51,11 @@ IN_HOST = " in host"
 def _format_kernel(kernel: Kernel) -> str:
     location = "" if kernel.location == "device" else f" on {kernel.location}"
     shape = f" {'x'.join(map(str, kernel.shape))}{'t' * kernel.transposed}" if kernel.shape else ""
+    singly = f" {kernel.singly:,} singly" if kernel.singly else ""
+    launches = f" {kernel.launches:,} launches" if kernel.launches else ""
     return (
         f"{kernel.operator}{shape} {kernel.flops:,} flop {kernel.nbytes:,} B "
-        f"{kernel.dtype}{location}"
+        f"{kernel.dtype}{location}{singly}{launches}"
     )
 
 
@@ -118,7 +121,7 @@ def parse_op(line: str, *, number: int = 1) -> Op:
             kernels.append(
                 Kernel(
                     kernel[1], _number(kernel[4]), _number(kernel[5]), kernel[6], location, shape,
-                    kernel[3] is not None,
+                    kernel[3] is not None, _number(kernel[8]), _number(kernel[9]),
                 )
             )
         else:

@@ -377,7 +377,7 @@ def test_where_the_ends_are_left_what_makes_them_shorter_is_proposed_and_no_batc
         "forward, 10.347 ms after the last of a backward"
     ) in lines
     assert lines[-5:] == [
-        "fully overlapped: 0.3 % of the step is exposed, plus 3.0 % at its ends, which cannot "
+        "fully overlapped: 0.3 % of the step is exposed, plus 2.9 % at its ends, which cannot "
         "overlap; a larger micro-batch spreads these over more tokens",
         f"changes that shorten the ends (now {speed(proposals.now)}):",
         f"    {apart.label:<34}  {apart.inside:.1%} exposed + {apart.at_ends:.1%} at the "

@@ -29,6 +29,7 @@ model = { preset = "gpt-tiny" }
 batch = { micro_batch = 1, sequence_length = 16, accumulation = 5 }
 cluster = { preset = "dgx-h100", nodes = 2 }
 strategy = { name = "fsdp2", sync = "every" }
+optimizer = { name = "adamw", implementation = "fused" }
 """
 
 

@@ -212,9 +212,9 @@ def test_faults_are_saved_shown_and_in_the_json(
     assert main(["run", str(file), "--save", str(tmp_path / "run.json")]) == 0
     text = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert lines[1].startswith("step time with faults 31.6")
+    assert lines[1].startswith("step time with faults 31.9")
     assert lines[2] == "fault slow_rank: rank 2, factor 1.5"
-    assert lines[3].startswith("held up by rank 2, last at 14 of 14 collectives, for 1.4")
+    assert lines[3].startswith("held up by rank 2, last at 14 of 14 collectives, for 1.5")
     record = saved.load(tmp_path / "run.json")
     assert (record.faults, record.late) == (faulty(SLOW).faults, faulty(SLOW).late)
     assert main(["run", str(file), "--json"]) == 0

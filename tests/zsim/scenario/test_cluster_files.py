@@ -30,8 +30,8 @@ from zsim.scenario.parts import cluster_file as cluster_reader
 from zsim.scenario.plan import plan
 
 SCENARIO = """
-model = { preset = "gpt-small", num_layers = 2 }
-batch = { micro_batch = 32, sequence_length = 1024 }
+model = { family = "mlp", sizes = { dims = [2048, 2048], hidden = 2048, num_classes = 1000 } }
+batch = { micro_batch = 262144 }
 cluster = { CLUSTER }
 strategy = { name = "fsdp2", dp_shard = 8 }
 precision = { parameters = "bf16", reduce = "fp32" }

@@ -8,7 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from zsim.autograd.aten import sdpa
-from zsim.autograd.aten.building_blocks import after_dropout, batched_matmul, clone, constant, view
+from zsim.autograd.aten.building_blocks import (
+    after_dropout,
+    batched_matmul,
+    clone,
+    constant,
+    gradient_laid_out,
+    laid_out,
+    view,
+)
 from zsim.autograd.aten.call import Call, Sizes
 from zsim.ir.ops import MASK_SCORES, SCALE_SCORES
 from zsim.models.operators import Operator
@@ -66,6 +74,9 @@ def rotary(op: Operator, sizes: Sizes) -> Iterator[Call]:
         drops=halves,
         moved=ROTARY_FORWARD * nbytes,
         backward_moved=ROTARY_BACKWARD * nbytes,
+        # four products of halves, and in backward a negation
+        singly=2 * nbytes // sizes.nbytes,
+        backward_singly=5 * nbytes // (2 * sizes.nbytes),
     )
 
 
@@ -105,31 +116,40 @@ def _explicit(op: Operator, sizes: Sizes) -> Iterator[Call]:
     split = long and op.num_heads > 1
     copies = split and sequences > 1
     query, key, value = (f"{name}.{part}" for part in ("query", "key", "value"))
-    yield view(op.inputs[0], query, nbytes, copies_gradient=split)
+    yield view(
+        op.inputs[0], query, nbytes, copies_gradient=split,
+        **gradient_laid_out(sizes, nbytes, copies=split),
+    )
     for source, heads, turns in ((op.inputs[1], key, True), (op.inputs[2], value, False)):
         turned = (source,) if turns and not grouped and long and sequences > 1 else ()
         shared = nbytes // op.num_heads * op.num_kv_heads
         copied = long and op.num_kv_heads > 1 and (grouped or not turns)
-        yield view(source, heads, shared, copies_gradient=copied, turns=turned)
+        yield view(
+            source, heads, shared, copies_gradient=copied, turns=turned,
+            **gradient_laid_out(sizes, shared, copies=copied or bool(turned)),
+        )
     if grouped:
         for heads in (key, value):
             repeated = f"{heads}.repeated"
             yield Call(
                 operator="repeat", inputs=(heads,), output=repeated, nbytes=nbytes,
-                gradients=(heads,),
+                gradients=(heads,), **laid_out(sizes, nbytes), backward_moved=shared + nbytes,
             )
         key, value = f"{key}.repeated", f"{value}.repeated"
-    yield clone(query, f"{name}.q", nbytes, copies=copies)
-    yield clone(key, f"{name}.k", nbytes, copies=copies and not grouped)
+    made = laid_out(sizes, nbytes, copies=copies)
+    others = laid_out(sizes, nbytes, copies=copies and not grouped)
+    yield clone(query, f"{name}.q", nbytes, copies=copies, **made)
+    yield clone(key, f"{name}.k", nbytes, copies=copies and not grouped, **others)
     yield from _probabilities(op, sizes)
-    yield clone(value, f"{name}.v", nbytes, copies=copies and not grouped)
+    yield clone(value, f"{name}.v", nbytes, copies=copies and not grouped, **others)
     product = f"{name}.product"
     weights = f"{name}.dropped" if op.dropout else f"{name}.probabilities"
     yield batched_matmul("weighted_values", (weights, f"{name}.v"), product, nbytes, op, sizes)
     flat: dict[str, Any] = {"gradients" if copies else "passes": (product,)}
     yield Call(
         operator="clone", inputs=(product,), output=name, nbytes=nbytes, view=not split,
-        drops=(product,), **flat,
+        drops=(product,), **flat, **laid_out(sizes, nbytes, copies=split),
+        **gradient_laid_out(sizes, nbytes, copies=copies),
     )
 
 
@@ -159,12 +179,17 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
             backward_moved=3 * nbytes if operator == "softmax" else moves * nbytes,
         )
 
-    yield step(SCALE_SCORES, raw, scores, drops=(raw,))
+    scaled = step(SCALE_SCORES, raw, scores, drops=(raw,))
+    if sizes.device == "cuda":  # it has a product of softmax's backward too, which fusion spares
+        scaled = replace(scaled, backward_moved=scaled.backward_moved + 3 * nbytes)
+    yield scaled
     if op.causal:
         yield constant(f"{name}.ones", length * length)
         yield constant(f"{name}.mask", length * length, drops=(f"{name}.ones",))
-        yield step(  # masked_fill copies, and fills the copy
-            MASK_SCORES, scores, masked, saves=(f"{name}.mask",), drops=(scores,), moves=4
+        numel = nbytes // sizes.nbytes
+        yield replace(  # masked_fill copies, and fills the copy by a mask that it broadcasts
+            step(MASK_SCORES, scores, masked, saves=(f"{name}.mask",), drops=(scores,), moves=4),
+            singly=numel, backward_singly=numel,
         )
     source = masked if op.causal else scores
     if sizes.softmax_nbytes in (0, sizes.nbytes):

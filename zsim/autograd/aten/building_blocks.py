@@ -33,6 +33,19 @@ def clone(source: str, output: str, nbytes: int, *, copies: bool, **more: Any) -
     )
 
 
+def laid_out(sizes: Sizes, nbytes: int, *, copies: bool = True) -> dict[str, Any]:
+    """Work of a kernel that copies `nbytes` of heads into another order of dimensions.
+
+    None where it does not copy."""
+    return {"moved": 2 * nbytes, "singly": nbytes // sizes.nbytes} if copies else {}
+
+
+def gradient_laid_out(sizes: Sizes, nbytes: int, *, copies: bool = True) -> dict[str, Any]:
+    """The same of a kernel in backward."""
+    made = laid_out(sizes, nbytes, copies=copies)
+    return {f"backward_{name}": number for name, number in made.items()}
+
+
 def constant(output: str, nbytes: int, *, drops: tuple[str, ...] = ()) -> Call:
     """A tensor that needs no gradient, made from nothing or from another such one."""
     return Call(operator="constant", inputs=(), output=output, nbytes=nbytes, drops=drops)

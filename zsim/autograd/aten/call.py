@@ -46,6 +46,7 @@ class Call:
       recomputation, whose cache is its own, makes it anew.
     - `dtype` of its work, "" for the model's. `shape` of its kernel: `zsim.ir.ops.Kernel`.
     - `moved` 0: no kernel of its own; the operator's main kernels count its work.
+    - `singly`, and `backward_singly`: elements that its kernels take one by one.
     - `addmm`: a linear with a bias, frozen or not. `head`: the model's last.
     - `one_node`: a linear that multiplies and adds its `bias`, frozen or not, by itself (Operator,
       ONE_NODE).
@@ -76,6 +77,8 @@ class Call:
     backward_flops: Final[int] = 0
     moved: Final[int] = 0
     backward_moved: Final[int] = 0
+    singly: Final[int] = 0
+    backward_singly: Final[int] = 0
     crossed: Final[bool] = False
     in_place: Final[bool] = False
     joint: Final[bool] = False

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from zsim.autograd.aten.call import Call
-from zsim.ir.ops import ATTENTION_BACKWARD, HEAD, Kernel
+from zsim.ir.ops import ATTENTION_BACKWARD, CLONE, HEAD, Kernel
 from zsim.models.spec import Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 
@@ -24,7 +24,10 @@ def forward_kernels(calls: Sequence[Call], *, dtype: str) -> tuple[Kernel, ...]:
         kernel
         for call in made
         for kernel in (
-            Kernel(_operator(call), call.flops, call.moved, call.dtype or dtype, shape=call.shape),
+            Kernel(
+                _operator(call), call.flops, call.moved, call.dtype or dtype, shape=call.shape,
+                singly=call.singly,
+            ),
             *_bias(call, call.dtype or dtype),
         )
     )
@@ -59,7 +62,7 @@ def backward_kernels(
         if not call.differentiable:
             continue
         kind = call.dtype or dtype
-        if call.moved and not call.from_cache:
+        if (call.moved or call.backward_moved) and not call.from_cache:
             yield from (
                 _of_products(call, kind, needs_gradient)
                 if call.shape
@@ -84,7 +87,10 @@ def _of_call(call: Call, dtype: str, needs_gradient: Collection[str]) -> Iterato
             if any(value in needs_gradient for value in call.inputs)
             else call.backward_flops // 2
         )
-        yield Kernel(call.operator, flops, call.backward_moved, dtype)
+        yield Kernel(
+            CLONE if call.view else call.operator, flops, call.backward_moved, dtype,
+            singly=call.backward_singly,
+        )
 
 
 def _of_products(call: Call, dtype: str, needs_gradient: Collection[str]) -> Iterator[Kernel]:

@@ -24,6 +24,7 @@ from zsim.io import files
 from zsim.io.files import obstacle
 from zsim.io.json_reader import TwiceError, loads
 from zsim.io.json_tables import complaint
+from zsim.ir.ops import Kernel
 from zsim.models.spec import ROOT, ParamGroup
 from zsim.models.training_options import Batch, Device
 
@@ -36,9 +37,10 @@ MAX_FILE_BYTES = 64 * 1024**2
 TRACE_AGAIN = "trace the module again"
 DERIVED: dict[type[Any], frozenset[str]] = {
     TracedModel: frozenset({"family", "modules", "idle", "lowered"}),
-    LoweredModule: frozenset({"differentiates"}),
+    LoweredModule: frozenset({"differentiates"}), Kernel: frozenset({"singly", "launches"}),
 }
-"""Fields that a file leaves out, or holds per module: the reader derives them."""
+"""Fields that a file leaves out, or holds per module: the reader derives them. Of kernels no trace
+knows which elements they take one by one."""
 
 
 def load(path: str | Path, *, batch: Batch | None = None) -> TracedModel:
@@ -223,7 +225,8 @@ def _plain(value: Any) -> Any:
     kind: Any = type(value)
     items = [(field, getattr(value, field.name)) for field in fields(kind)]
     if kind in SIGNS:
-        return [*SIGNS[kind], *(_plain(item) for _, item in items)]
+        row = (_plain(item) for field, item in items if field.name not in DERIVED.get(kind, ()))
+        return [*SIGNS[kind], *row]
     return {
         field.name: _plain(item)
         for field, item in items

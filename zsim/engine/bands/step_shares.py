@@ -57,6 +57,8 @@ class StepShares:
     """Share of the step: compute between the first collective and the last that covers none."""
     growth: float = 0.0
     """Addition by more nodes than constants were fitted to, as a share of the step."""
+    paused: float = 0.0
+    """Addition of a GPU's host that pauses, as a share of the step."""
     issuing: float = 0.0
     """Share of the step: the host's own time to issue its ops."""
     stepped: float = 0.0
@@ -104,8 +106,8 @@ class StepShares:
         unroomed = StepShare(share=1.0, width=self.unroomed)
         low = hypot(self.compute.faster, shorter, self.host.faster, unroomed.faster)
         high = hypot(
-            self.compute.slower, longer, self.later, self.beside, self.full, unroomed.slower,
-            HOST_STEP * self.stepped,
+            self.compute.slower, longer, self.later, self.paused, self.beside, self.full,
+            unroomed.slower, HOST_STEP * self.stepped,
         )
         return self._whole(low, high + self.growth)
 

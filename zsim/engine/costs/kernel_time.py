@@ -77,6 +77,21 @@ square 16; one kernel moves 5."""
 WIDTH, BACKWARD_FLOPS = 128, 2.5
 """Columns of the heads to which rates of attention belong, and backward's FLOPs over forward's."""
 
+SINGLY = 2.3
+"""Elements that a multiprocessor takes one by one in a nanosecond.
+
+Measured are 1.9 to 3.0 of six kernels on an H100, and 2.1 and 2.5 of two on an H200
+(tests/measured/README.md). Both have as many multiprocessors. The memory of the H200 is 1.43 times
+as fast, and these kernels at most a tenth: code that addresses each element alone bounds them. On
+other generations, whose clocks differ, assumed."""
+
+FILL_NS = 4_000
+"""Time beyond its start in which a launch over many tensors fills and empties the device; at most
+as long as its work.
+
+Launches of AdamW, 59 to 480 a step, took 5.5 to 7.7 us each beside their bytes. That is with their
+start, on an H100 and on an H200 (tests/measured/README.md)."""
+
 SUMS_NBYTES = 8
 """Bytes for each element of a float32 sum: read and written when a gradient is added to it."""
 
@@ -105,22 +120,33 @@ def kernel_ns(kernel: Kernel, device: Device, execution: Execution = EAGER) -> i
     cast = float8.cast_nbytes(kernel, execution)
     if cast:
         work += cast / (device.memory_bandwidth * device.memory_efficiency)
-    return max(1, ceil(work * 1e9) + device.kernel * (1 + more_kernels(kernel, execution)))
+    moved = ceil(work * 1e9)
+    started = device.kernel * (1 + more_kernels(kernel, execution))
+    return max(1, moved + min(moved, FILL_NS * kernel.launches) + started)
 
 
 def more_kernels(kernel: Kernel, execution: Execution) -> int:
     """The number of launches for which `kernel` stands, less one."""
-    return float8.cast_kernels(kernel, execution)
+    return max(0, kernel.launches - 1) + float8.cast_kernels(kernel, execution)
 
 
 def _memory_s(kernel: Kernel, device: Device, execution: Execution) -> float:
     plain = device.memory_bandwidth * device.memory_efficiency
     moved = _moved_plainly(kernel, execution)
-    return (
-        kernel.nbytes / (device.memory_bandwidth * device.elementwise_efficiency)
-        if moved is None
-        else kernel.nbytes * moved / plain
-    )
+    nbytes = kernel.nbytes if moved is None else kernel.nbytes * moved
+    rate = device.memory_bandwidth * device.elementwise_efficiency if moved is None else plain
+    if not is_singly(kernel, device, execution):
+        return nbytes / rate
+    # each is read and written once
+    apart = min(nbytes, 2 * DTYPE_NBYTES[kernel.dtype] * kernel.singly)
+    slow = kernel.singly / (SINGLY * 1e9 * device.num_sms * device.clocks)
+    return (nbytes - apart) / rate + max(apart / plain, slow)
+
+
+def is_singly(kernel: Kernel, device: Device, execution: Execution = EAGER) -> bool:
+    """True where a GPU takes elements of `kernel` one by one; a fused kernel does not."""
+    fused = execution.compile and kernel.operator not in STREAMS
+    return bool(kernel.singly) and device.num_sms > 1 and not fused
 
 
 def _moved_plainly(kernel: Kernel, execution: Execution) -> float | None:

@@ -30,6 +30,7 @@ from zsim.engine.faults.fault import LostLink
 from zsim.engine.timeline import NEVER
 from zsim.ir.ops import (
     ACCUMULATE,
+    CLONE,
     COLLECTIVES,
     MASK_SCORES,
     MOVE_GRADIENT,
@@ -342,15 +343,15 @@ class Costs:
         """The number of launches by the host for an op's `kernels`.
 
         One kernel of a Program may stand for several launches, or for none where another does its
-        work. Cached as `compute_ns` is.
+        work. A compiled one writes heads in the order that the next wants. Cached as `compute_ns`
+        is.
         """
-        if self.execution.one_kernel_each:
-            return len(kernels)
         known = self._launches.get(id(kernels))
         if known is None:
             known = self._launches[id(kernels)] = kernels, sum(
                 1 + kernel_time.more_kernels(kernel, self.execution)
                 for kernel in kernels
                 if not self._is_fused(kernel)
+                and not (kernel.operator == CLONE and self.execution.compile)
             )
         return known[1]

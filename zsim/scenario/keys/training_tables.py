@@ -217,7 +217,8 @@ TRAINING_TABLES: Mapping[str, Any] = {
                 "softmax as Megatron does."
             ),
             "products": _key(
-                "Matrix products are as fast as in training, or as each kernel alone."
+                "Matrix products are as fast as in training, or as each kernel alone, as in a run "
+                "of seconds."
             ),
             "interference": _key("Collectives slow down the kernels that they overlap."),
             "detail": _key(

@@ -13,8 +13,11 @@ MASTER_DTYPE = "float32"
 
 
 def copy_kernel(numel: int, *, source: str, target: str) -> Kernel:
-    """A copy of `numel` elements that may change their dtype."""
-    return Kernel("copy", 0, numel * (DTYPE_NBYTES[source] + DTYPE_NBYTES[target]), target)
+    """A copy of `numel` elements that may change their dtype. torch vectorises casts to a narrower
+    one alone."""
+    read, written = DTYPE_NBYTES[source], DTYPE_NBYTES[target]
+    singly = numel if read < written else 0
+    return Kernel("copy", 0, numel * (read + written), target, singly=singly)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -32,7 +35,8 @@ def move_gradients(numel: int, *, source: str, target: str, reduced_in: str) -> 
 def add_kernel(numel: int, *, of: str, to: str) -> Kernel:
     """Elements of dtype `of` added in place to as many of dtype `to`: both read, the sum written.
     """
-    return Kernel("add", numel, numel * (DTYPE_NBYTES[of] + 2 * DTYPE_NBYTES[to]), to)
+    nbytes = numel * (DTYPE_NBYTES[of] + 2 * DTYPE_NBYTES[to])
+    return Kernel("add", numel, nbytes, to, singly=numel if of != to else 0)
 
 
 def fill_kernel(numel: int, *, dtype: str) -> Kernel:

@@ -4,14 +4,19 @@ of torchao's AdamW8bit."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from zsim.ir.buffers import STEP, Buffer, form_of, numbered, state_of
 from zsim.ir.ops import MOVE_GRADIENT, Alloc, Free, Kernel, MemoryEvent
 from zsim.models.training_options import DTYPE_NBYTES, Optimizer
+from zsim.strategies.building.kernels import copy_kernel
 
 STEP_NBYTES = 4
 """torch keeps AdamW's step counter as one float32 per parameter."""
 
+MULTI_TENSOR = 320 * 65_536
+"""Most elements that one launch over many tensors steps: 320 blocks of 65,536 (torch's
+MultiTensorApply.cuh)."""
 QUANTIZED_FROM, BLOCK, MAP_NBYTES = 4096, 256, 1024
 """torchao quantizes the states of tensors of so many elements and of whole blocks. A block has a
 float32 scale, a state a map of its 256 codes. Source: torchao/optim/adam.py and subclass_8bit.py of
@@ -172,14 +177,17 @@ def kernels(
 
     A fused step is one pass: it reads the gradient, and reads and writes parameter and states.
     foreach and for-loop read each operand of an aten call once, and write its result once. foreach
-    makes one call for all tensors, which counts as one kernel on a GPU. On a CPU it loops over the
-    tensors, each of which counts as one. for-loop makes one kernel per call and tensor.
+    makes its calls for all tensors, which count as one kernel on a GPU with its launches. On a CPU
+    it loops over the tensors, each of which counts as one. for-loop makes one kernel per call and
+    tensor.
     """
     if of not in ("", dtype):
         together = numels if optimizer.implementation == "for-loop" else [sum(numels)]
-        moved = [n * (DTYPE_NBYTES[of] + DTYPE_NBYTES[dtype]) for n in together]
-        casts = (Kernel(MOVE_GRADIENT, 0, nbytes, dtype) for nbytes in moved)
-        back = (Kernel("copy", 0, nbytes, of) for nbytes in moved)
+        casts = (
+            replace(copy_kernel(n, source=of, target=dtype), operator=MOVE_GRADIENT)
+            for n in together
+        )
+        back = (copy_kernel(n, source=dtype, target=of) for n in together)
         own = kernels(numels, optimizer=optimizer, dtype=dtype, device=device)
         return (*(casts if gradients != dtype else ()), *own, *back)
     size = DTYPE_NBYTES[dtype]
@@ -203,7 +211,14 @@ def kernels(
         else sum(_accesses_by_call(optimizer))
     )
     together = numels if device == "cpu" else [sum(numels)]
-    return tuple(Kernel(optimizer.name, flops * n, accesses * n * size, dtype) for n in together)
+    num_calls = 1 if optimizer.implementation == "fused" else len(_accesses_by_call(optimizer))
+    return tuple(
+        Kernel(
+            optimizer.name, flops * n, accesses * n * size, dtype,
+            launches=0 if device == "cpu" else num_calls * -(-n // MULTI_TENSOR),
+        )
+        for n in together
+    )
 
 
 def _adamw8bit(

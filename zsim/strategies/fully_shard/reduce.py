@@ -152,6 +152,8 @@ class ReducingStep(UnshardingStep):
                     "copy", 0,
                     self.nbytes(group.reduces["numel"], read)
                     + self.nbytes(group.reduces["padded"], dtype), dtype,
+                    # torch._chunk_cat loads 16 bytes at once only of what it need not cast
+                    singly=group.reduces["numel"] if read != dtype else 0,
                 ),
             ),
             memory=memory,

@@ -65,7 +65,7 @@ def of_four_a100(strategy: str, offload: dict[str, str]) -> RunRecord:
 
 
 @pytest.mark.parametrize(("strategy", "offload", "seconds", "error"), [
-    ("deepspeed2", {}, 0.5, 0.38), ("deepspeed2", OPTIMIZER, 7.0, -0.55),
+    ("deepspeed2", {}, 0.5, 0.40), ("deepspeed2", OPTIMIZER, 7.0, -0.55),
     ("zero2", OPTIMIZER, 7.0, -0.75),
 ])
 def test_zero_offload_of_7b_on_four_a100_is_off_by_so_much(
