@@ -9,7 +9,7 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -232,6 +232,12 @@ def test_a_tensor_that_the_first_forward_keeps_is_a_buffer_and_not_measured(
     assert (own.buffer_nbytes, own.buffers) == (4 * 16 * 4, ())
     with pytest.raises(ZsimError, match="keeps no tensor in the module.*found 256 B"):
         zsim.validate(case, against="fake", module=f"{OWN}caching")
+
+
+def test_a_function_is_named_and_not_given(tmp_path: Path) -> None:
+    case, build = zsim.load(scenario(tmp_path, '"ddp"')), cast("str", transformer)
+    with pytest.raises(ZsimError, match="module: expected a function's name.*found a function"):
+        zsim.validate(case, against="fake", module=build)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -106,6 +106,11 @@ def load(name: str, *, whole: str = "") -> OwnModule:
 
     `whole`: a reason to build it whole. Without one it is so where the meta device cannot do.
     """
+    if not isinstance(name, str):  # of a notebook
+        raise ArgumentError(
+            where="module", found=f"a {type(name).__name__}",
+            expected="a function's name, as mypackage.mymodel:build, which each rank imports",
+        )
     path, _, attribute = name.partition(":")
     if not attribute or not all(part.isidentifier() for part in path.split(".")):
         raise _unfit(name, "a function as mypackage.mymodel:build", name[:60])
