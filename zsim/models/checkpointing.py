@@ -7,7 +7,7 @@ keeping.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from zsim.errors import listed, shown
@@ -41,6 +41,14 @@ class Checkpointing:
     save_every: int = 1
     recompute: tuple[str, ...] = ()
     early_stop: bool = True
+
+    @property
+    def words(self) -> str:
+        """The mode and what is not by default, as a scenario has them: mode = "full"."""
+        changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        return ", ".join(
+            f"{name} = {shown(getattr(self, name))}" for name in dict.fromkeys(("mode", *changed))
+        )
 
     def applies_to(self, model: ModelSpec) -> frozenset[str]:
         """The fqns of the modules that are checkpointed: of the blocks, in forward order, every

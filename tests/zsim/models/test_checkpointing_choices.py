@@ -35,3 +35,17 @@ activation_checkpointing = { mode = "selective", save = ["attention"], save_ever
         parse(text.encode(), where="x.toml")
     reason = 'expected with "linear" among `save`, which it counts, found 2 without'
     assert refused.value.problems == (f"x.toml: activation_checkpointing.save_every: {reason}",)
+
+
+@pytest.mark.parametrize(("checkpointing", "keys"), [
+    (Checkpointing(), 'mode = "none"'),
+    (Checkpointing(mode="full", every=2), 'mode = "full", every = 2'),
+    (
+        Checkpointing(mode="selective", save=("linear",), early_stop=False),
+        'mode = "selective", save = ["linear"], early_stop = false',
+    ),
+])
+def test_a_choice_is_told_by_the_keys_of_a_scenario(
+    checkpointing: Checkpointing, keys: str
+) -> None:
+    assert checkpointing.words == keys

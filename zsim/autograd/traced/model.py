@@ -127,9 +127,10 @@ class TracedModel(ModelSpec):
             raise TracedModelError(
                 where=self.name,
                 expected="activation checkpointing that it was traced with",
-                found=f"{checkpointing}, where it has {' and '.join(map(str, traces))}",
-                remedy="trace it again with checkpointing=[Checkpointing(…)], or wrap its blocks "
-                       "in torch.utils.checkpoint before",
+                found=f"{checkpointing.words}, where it has "
+                      f"{' and '.join(each.words for each in traces)}",
+                remedy="trace it again with --checkpointing, or wrap its blocks in "
+                       "torch.utils.checkpoint before",
             )
         for key, value, traced in (
             ("dtype", dtype, self.dtype),
