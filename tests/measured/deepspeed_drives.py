@@ -38,6 +38,8 @@ PLAIN: Tables = {"optimizer": "nvme"}
 READ = PLAIN | {"pipeline_read": True, "buffer_count": 8}
 WRITTEN = PLAIN | {"pipeline_write": True, "buffer_count": 9}
 BOTH = PLAIN | {"pipeline_read": True, "pipeline_write": True, "buffer_count": 12}
+WHOLE = PLAIN | {"parameters": "nvme", "parameter_buffer_size": 1_400_000, "max_in_cpu": 0}
+"""Parameters too; weights of such blocks are of 2.5 MiB a rank."""
 END = "end"
 """The mark of the end of construction, and of each step."""
 
@@ -87,6 +89,21 @@ def scenarios() -> list[Scenario]:
         *(scenario(1280, dims=(512,) * 5, sub_group_size=1, reduce_bucket_size=size, dtype=dtype)
           for size, dtype in ((1_000_000, "fp32"), (1_500_000, "bf16"))),
         scenario(1280, offload=PLAIN | {"pin_memory": False}),
+        # parameters on drives: all that stays in memory, nothing, a part; with and without reads
+        # ahead; more of them than buffers, which their releases free; uneven ones
+        *(
+            scenario(2560, sub_group_size=1_400_000, offload=WHOLE | {"max_in_cpu": most}, **more)
+            for most, more in (
+                (10**9, {}), (0, {"stage3_prefetch_bucket_size": 0}), (0, {}),
+                (1_400_000, {"stage3_max_reuse_distance": 0}),
+            )
+        ),
+        scenario(2560, dims=(512,) * 5, offload=WHOLE, stage3_max_reuse_distance=0, accumulation=2),
+        scenario(2561, dims=(513,) * 3, dtype="bf16", offload=WHOLE, stage3_max_reuse_distance=0),
+        scenario(
+            2560, dims=(1024,) * 4, dtype="bf16", stage3_max_reuse_distance=0,
+            offload=BOTH | WHOLE | {"max_in_cpu": 2_000_000, "buffer_count": 12},
+        ),
         scenario(1280, dims=(1024,) * 3, ranks=4),
         scenario(1283, dims=(1024,) * 3, ranks=4, dtype="bf16", offload=BOTH),
         # a shard of 1 MiB, but for the last rank's, which is an element less: that waits later

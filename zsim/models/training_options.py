@@ -125,6 +125,13 @@ class Offload:
     queue_depth: int | None = None
     """Requests of a rank that the drives have at once; None for the drives' own rates, as tuned."""
 
+    max_in_cpu: int = 10**9
+    """Elements of a rank's parameters on drives that DeepSpeed keeps in host memory."""
+    parameter_buffer_count: int = 5
+    """DeepSpeed's buffers for parameters that come from drives."""
+    parameter_buffer_size: int = 10**8
+    """Elements of each of them."""
+
     @property
     def drive_queue_nbytes(self) -> int:
         """Bytes of a rank's requests that the drives have at once; 0 where neither is said. An

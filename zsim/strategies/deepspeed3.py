@@ -30,7 +30,7 @@ from zsim.ir.program import Program, RankProgram
 from zsim.ir.sharding import shard_size
 from zsim.models.called_modules import called_inside
 from zsim.models.spec import ModelSpec
-from zsim.models.training_options import Offload, Optimizer, Precision
+from zsim.models.training_options import Offload
 from zsim.strategies.building.step_builder import StepBuilder, rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.deepspeed_engine import config_keys
@@ -48,7 +48,8 @@ from zsim.strategies.deepspeed_engine.shards.module_calls import (
 from zsim.strategies.deepspeed_engine.shards.offloaded_step import OffloadedShardedStep, pinned
 from zsim.strategies.deepspeed_engine.shards.parameters import (
     ShardedParameters,
-    drives_of,
+    drive_nbytes,
+    drive_problems,
     misread,
     sub_group_starts,
 )
@@ -157,14 +158,6 @@ def stepped(options: Options, numels: Sequence[int], num_shards: int) -> Sequenc
     return sub_group_starts(shards, most=options.sub_group_size)
 
 
-def drive_nbytes(
-    offload: Offload, options: Options, model: ModelSpec, mesh: Mesh, precision: Precision,
-    optimizer: Optimizer,
-) -> int:
-    """Bytes of a rank's files on drives."""
-    return drives_of(offload, options, model, mesh).nbytes(optimizer)
-
-
 def drive_caveats(
     offload: Offload, options: Options, model: ModelSpec, mesh: Mesh
 ) -> Iterator[str]:
@@ -193,6 +186,6 @@ STRATEGY = Strategy(
     num_groups=num_groups, saves="engine", stepped=stepped,
     offloadable=("optimizer", "parameters"), pinned=pinned, nests="modules",
     leaf_blocks=engine_options.leaf_blocks,
-    on_drives=("optimizer",), drive_nbytes=drive_nbytes,
-    drive_caveats=drive_caveats,
+    on_drives=("optimizer", "parameters"), drive_nbytes=drive_nbytes,
+    drive_problems=drive_problems, drive_caveats=drive_caveats,
 )

@@ -76,7 +76,7 @@ def _each_by_itself(options: Any, numels: Sequence[int], num_shards: int) -> Seq
     return range(len(numels))
 
 
-def _no_caveats(*arguments: object) -> tuple[str, ...]:
+def _no_lines(*arguments: object) -> tuple[str, ...]:
     return ()
 
 
@@ -161,7 +161,9 @@ class Strategy:
     drive_nbytes: Callable[..., int] = _nothing_pinned
     """`drive_nbytes(offload, options, model, mesh, precision, optimizer)`: bytes of a rank there.
     """
-    drive_caveats: Callable[..., Iterable[str]] = _no_caveats
+    drive_problems: Callable[..., Iterable[str]] = _no_lines
+    """`drive_problems(offload, options, model, mesh, precision)`: refusals of states there."""
+    drive_caveats: Callable[..., Iterable[str]] = _no_lines
     """`drive_caveats(offload, options, model, mesh)`: what its user may not expect of drives."""
     offload_option: str = ""
     """Name of an option that moves all sharded states to the host, "" for none."""

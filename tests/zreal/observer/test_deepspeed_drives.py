@@ -15,7 +15,7 @@ import zsim
 from tests.measured import deepspeed_drives as measured
 from tests.support.folders import ROOT
 from zreal.observer.subjects import deepspeed_engine
-from zsim.errors import BackendUnavailableError
+from zsim.errors import BackendUnavailableError, ScenarioError
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
@@ -107,12 +107,34 @@ def test_the_engine_is_told_of_buffers_pipelines_and_requests_in_a_folder_that_g
     }
 
 
+def test_parameters_on_drives_have_their_buffers_and_the_same_folder() -> None:
+    with deepspeed_engine.files_removed():
+        zero = deepspeed_engine.config(
+            measured.scenario(2560, offload=measured.WHOLE | {"parameter_buffer_count": 7})
+        )["zero_optimization"]
+    path = zero["offload_optimizer"]["nvme_path"]
+    assert zero["offload_param"] == {
+        "device": "nvme", "pin_memory": True, "nvme_path": path, "max_in_cpu": 0,
+        "buffer_count": 7, "buffer_size": 1_400_000,
+    }
+
+
+def test_a_shard_that_would_be_read_twice_at_once_is_refused_as_deepspeed_fails() -> None:
+    """DeepSpeed 0.19.8 ends there: "param 14 already assigned swap buffer id 8"."""
+    case = measured.scenario(
+        2560, dims=(512,) * 5, offload=measured.WHOLE | {"parameter_buffer_count": 9},
+        stage3_max_reuse_distance=3_000_000, stage3_prefetch_bucket_size=2_000_000,
+    )
+    with pytest.raises(ScenarioError, match="found none for blocks.3.fc2.weight, where DeepSpeed"):
+        plan(case, device="cpu")
+
+
 @needs_async_io
 @pytest.mark.slow  # the op takes ten minutes to compile, once
 @pytest.mark.gloo
-@pytest.mark.parametrize("offload", [measured.PLAIN, measured.BOTH])
+@pytest.mark.parametrize("offload", [measured.PLAIN, measured.BOTH, measured.WHOLE])
 def test_a_scenario_with_drives_agrees_with_the_engine_and_trains(offload) -> None:
-    case = measured.scenario(1280, accumulation=2, offload=offload, num_classes=8)
+    case = measured.scenario(2560, accumulation=2, offload=offload, num_classes=8)
     comparison = zsim.validate(case, against="gloo", timeout_s=1500)
     details = {check.name: check.detail for check in comparison.checks if check.status != "ok"}
     assert {name: text for name, text in details.items() if "unsupported" not in text} == {}

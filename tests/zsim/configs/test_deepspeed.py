@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.configs import imported, problems
 from zsim import ScenarioError
+from zsim.configs.front import export_config
 from zsim.scenario.plan import plan
 
 STAGE_3 = {
@@ -240,74 +242,47 @@ def test_drives_at_stages_1_and_2_are_host_memory_as_deepspeed_takes_them(stage,
     assert "aio" in made.ignored
 
 
-def test_a_config_with_parameters_on_drives_becomes_zero3_with_the_same_requests_and_buffers(
+def test_a_config_with_parameters_on_drives_is_the_engine_with_its_buffers_and_what_stays(
     tmp_path
 ):
     config = deepcopy(WITH_DRIVES)
-    config["zero_optimization"]["offload_param"] = ON_NVME
+    config["zero_optimization"]["offload_param"] = ON_NVME | {
+        "buffer_count": 9, "buffer_size": 2e8, "max_in_cpu": 1e8
+    }
     made = imported(tmp_path, config, **MICRO)
     offload = made.scenario.offload
-    assert made.scenario.strategy == "zero3"
+    assert made.scenario.strategy == "deepspeed3"
     assert (offload.optimizer, offload.parameters) == ("nvme", "nvme")
-    assert (offload.buffer_count, offload.pipeline_read) == (8, True)
-    assert offload.drive_queue_nbytes == 64 * 2**18
-    assert made.scenario.optimizer.clip_norm == 0
-    told = made.ignored["zero_optimization.overlap_comm"]
-    assert told == "an option of the engine for which zero3 stands in"
-    assert any("its buffers and order are others" in line for line in made.assumed)
-    assert ("optimizer.clip_norm = 0: zero3 does not clip with drives; DeepSpeed does"
-            in made.assumed)
-    unclipped = imported(tmp_path, config | {"gradient_clipping": 0.0}, **MICRO)
-    assert not any("clip" in line for line in unclipped.assumed)
-
-
-@pytest.mark.parametrize(("device", "told"), [
-    ("cpu", "read with parameters on drives alone"),
-    ("nvme", "DeepSpeed keeps so many elements of a rank in host memory, and not on drives; zero3 "
-             "has all on drives"),
-])
-def test_elements_that_stay_in_host_memory_are_told(device, told, tmp_path):
-    moved = {"device": device}
-    zero = {"stage": 3, "offload_optimizer": moved, "offload_param": moved | {"max_in_cpu": 10}}
-    made = imported(tmp_path, {"zero_optimization": zero})
-    assert made.ignored["zero_optimization.offload_param.max_in_cpu"] == told
-
-
-NVME = {"stage": 3, "offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "nvme"}}
-
-
-@pytest.mark.parametrize(("zero", "said"), [
-    ({"zero_hpz_partition_size": 8},
-     "zero_hpz_partition_size: expected 1, found 8; zsim does not model it with drives; --drop "
-     "zero_optimization.zero_hpz_partition_size leaves it out"),
-    ({"zero_quantized_weights": True}, "zero_quantized_weights: expected false, found true; zsim"),
-    ({"zero_quantized_gradients": True}, "zero_quantized_gradients: expected false, found true"),
-    ({"zero_quantized_weights": "banana"}, 'expected false, found "banana"'),
-    ({"reduce_bucket_size": "x"}, 'reduce_bucket_size: expected a whole number, found "x"'),
-    ({"max_live_parameters": [1]}, "max_live_parameters: expected a whole number, found [1]"),
-    ({"sub_group_size": -5}, "zero_optimization.sub_group_size: expected at least 0, found -5"),
-    ({"overlap_comm": 3}, "overlap_comm: expected true or false, found 3"),
-    ({"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"}},
-     "zero_optimization.offload_optimizer.device: expected nvme with offload_param on nvme, found "
-     "cpu"),
-    ({"offload_optimizer": None, "offload_param": {"device": "nvme"}}, "on nvme, found none"),
-])
-def test_options_of_the_engine_are_checked_with_drives_too(tmp_path, zero, said):
-    config = {"zero_optimization": NVME | zero, "aio": {"block_size": 2**20}}
-    with pytest.raises(ScenarioError) as caught:
-        imported(tmp_path, config)
-    assert said in problems(caught.value)
-    assert len(caught.value.problems) == 1
-
-
-def test_options_at_their_defaults_and_open_ones_are_left_out_with_drives(tmp_path):
-    zero = NVME | {"zero_hpz_partition_size": 1, "zero_quantized_weights": False,
-                   "reduce_bucket_size": "auto", "max_live_parameters": "auto"}
-    made = imported(tmp_path, {"zero_optimization": zero, "gradient_clipping": "auto"})
-    assert set(made.ignored) == {
-        "zero_optimization.reduce_bucket_size", "zero_optimization.max_live_parameters",
+    assert (offload.buffer_count, offload.parameter_buffer_count) == (8, 9)
+    assert (offload.parameter_buffer_size, offload.max_in_cpu) == (2 * 10**8, 10**8)
+    written = json.loads(export_config(made.scenario, "deepspeed").text)
+    moved = written["zero_optimization"]["offload_param"]
+    assert {key: moved[key] for key in ("buffer_count", "buffer_size", "max_in_cpu")} == {
+        "buffer_count": 9, "buffer_size": 2 * 10**8, "max_in_cpu": 10**8
     }
-    assert made.scenario.optimizer.clip_norm == 0
+    assert not any("stands in" in line for line in made.assumed)
+
+
+def test_sizes_of_parameters_on_drives_are_left_out_with_those_on_the_host(tmp_path):
+    moved = {"device": "cpu"}
+    zero = {"stage": 3, "offload_optimizer": moved | {"buffer_size": 10},
+            "offload_param": moved | {"max_in_cpu": 10, "buffer_count": 7}}
+    made = imported(tmp_path, {"zero_optimization": zero})
+    assert made.scenario.offload.max_in_cpu == 10**9
+    assert made.ignored["zero_optimization.offload_optimizer.buffer_size"] == (
+        "an option of parameters on drives"
+    )
+
+
+@pytest.mark.parametrize("optimizer", [{"device": "cpu"}, None])
+def test_parameters_on_drives_without_the_optimizer_there_are_refused(optimizer, tmp_path):
+    zero = {"stage": 3, "offload_optimizer": optimizer, "offload_param": ON_NVME}
+    with pytest.raises(ScenarioError) as caught:
+        imported(tmp_path, {"zero_optimization": zero, "aio": {"block_size": 2**20}})
+    assert (
+        "zero_optimization.offload_optimizer.device: expected nvme with offload_param on nvme, "
+        f"found {optimizer['device'] if optimizer else 'none'}"
+    ) in problems(caught.value)
 
 
 @pytest.mark.parametrize(("leaves", "said"), [

@@ -31,7 +31,6 @@ from zsim.io.units import format_bytes
 from zsim.models.training_options import BLOCK_NBYTES, DTYPE_NAMES, QUEUE_DEPTH
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
-from zsim.strategies.deepspeed3 import drive_nbytes
 from zsim.strategies.deepspeed_engine.options import VERSION, as_config
 
 STAGES = {"deepspeed1": 1, "deepspeed2": 2, "deepspeed3": 3}
@@ -205,8 +204,15 @@ def config(scenario: Scenario) -> dict[str, Any]:
         }
     requests: dict[str, Any] = {}
     if offload.optimizer == "nvme":
+        folder = _folder(scenario)
+        if offload.parameters == "nvme":
+            zero["offload_param"] |= {
+                "nvme_path": folder, "max_in_cpu": offload.max_in_cpu,
+                "buffer_count": offload.parameter_buffer_count,
+                "buffer_size": offload.parameter_buffer_size,
+            }
         zero["offload_optimizer"] |= {
-            "nvme_path": _folder(scenario), "buffer_count": offload.buffer_count,
+            "nvme_path": folder, "buffer_count": offload.buffer_count,
             "pipeline_read": offload.pipeline_read, "pipeline_write": offload.pipeline_write,
         }
         requests = {
@@ -234,7 +240,7 @@ def _folder(scenario: Scenario) -> str:
     """A new folder for a rank's files in place of drives; BackendUnavailableError without room."""
     made = TemporaryDirectory(prefix="zsim-drive-")
     free = disk_usage(made.name).free
-    nbytes = drive_nbytes(
+    nbytes = STRATEGIES[scenario.strategy].drive_nbytes(
         scenario.offload, scenario.options, scenario.model, scenario.mesh, scenario.precision,
         scenario.optimizer,
     ) * scenario.world_size
@@ -260,12 +266,15 @@ def files_removed() -> Iterator[None]:
 
 
 def _shards(optimizer: Any, model: Model) -> list[torch.Tensor]:
-    """The flat buffers of this rank's shards, on the device or on the host, and shards of frozen
-    parameters."""
+    """The flat buffers of this rank's shards, on the device or on the host. Shards of frozen
+    parameters have memory of their own, and so have small ones where others are on drives."""
     on_host: list[torch.Tensor] = optimizer.param_groups_fp16_flat_cpu_memory
     parameters: list[Any] = list(model.parameters())
-    frozen = [each.ds_tensor for each in parameters if not each.requires_grad]
-    return [*(on_host or [optimizer.lp_param_buffer.detach()]), *frozen]
+    apart = [
+        each.ds_tensor for each in parameters if not each.requires_grad
+        or (optimizer.params_in_nvme_and_cpu and each.ds_tensor.final_location is None)
+    ]
+    return [*(on_host or [optimizer.lp_param_buffer.detach()]), *apart]
 
 
 def _states(optimizer: Any, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -89,6 +89,11 @@ def _offload(
             zero[key] = {"device": device, "pin_memory": offload.pin_memory}
             if device == "nvme":
                 zero[key]["nvme_path"] = "/local_nvme"
+    if offload.parameters == "nvme":
+        zero["offload_param"] |= {
+            "max_in_cpu": offload.max_in_cpu, "buffer_count": offload.parameter_buffer_count,
+            "buffer_size": offload.parameter_buffer_size,
+        }
     if offload.optimizer == "nvme":
         zero["offload_optimizer"] |= {
             "buffer_count": offload.buffer_count, "pipeline_read": offload.pipeline_read,
@@ -101,5 +106,6 @@ def _offload(
         config["zero_force_ds_cpu_optimizer"] = False
     keys.say(*(f"offload.{key}" for key in (
         "optimizer", "parameters", "pin_memory", "adam", "buffer_count", "pipeline_read",
-        "pipeline_write", "block_size", "queue_depth",
+        "pipeline_write", "block_size", "queue_depth", "max_in_cpu", "parameter_buffer_count",
+        "parameter_buffer_size",
     )))

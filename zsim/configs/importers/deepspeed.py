@@ -17,7 +17,6 @@ from zsim.configs.importers.deepspeed_zero import (
     UNSAID,
     read_requests,
     read_zero,
-    stands_in,
 )
 
 CLIP_NORM = 1.0
@@ -130,12 +129,6 @@ def _optimizer(config: ConfigKeys, draft: Draft, *, offloads: bool) -> None:
     parameters.close()
     table.ignore("changes no byte and no time", "legacy_fusion")
     table.close()
-    if stands_in(draft):
-        if config.number("gradient_clipping", CLIP_NORM):
-            draft.notes.assume(
-                "optimizer.clip_norm = 0: zero3 does not clip with drives; DeepSpeed does"
-            )
-        return
     if config.is_auto("gradient_clipping"):
         config.any("gradient_clipping")
         draft.ask("optimizer.clip_norm", 'gradient_clipping is "auto"')

@@ -23,8 +23,6 @@ SHARD_SIZES = ("stage3_max_live_parameters", "stage3_max_reuse_distance",
                "stage3_model_persistence_threshold", "stage3_module_granularity_threshold")
 QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients")
 FLAGS = ("allgather_partitions", "overlap_comm", "contiguous_gradients", "reduce_scatter")
-STAND_IN = "zero3"
-"""The strategy that is taken for the engine where parameters are on drives."""
 DROPPED = "--drop leaves it out"
 UNMODELLED = f"zsim does not model it; {DROPPED}"
 LEAVES = f'strategy.leaf_module = "blocks" may be meant; {DROPPED}'
@@ -48,15 +46,7 @@ def read_zero(zero: ConfigKeys, draft: Draft) -> bool:
             *QUANTIZED,
         )
     offloads = _offload(zero, draft, stage) if stage else False
-    if stage and stands_in(draft):
-        draft.put("strategy.name", STAND_IN)
-        draft.notes.assume(
-            f"strategy: {STAND_IN} stands in for DeepSpeed's engine, which has no parameters on "
-            "drives here; its buffers and order are others"
-        )
-        _others(zero, stage)
-        _of_engine(zero)
-    elif stage:
+    if stage:
         draft.put("strategy.name", f"deepspeed{stage}")
         _others(zero, stage)
         _sizes(zero, draft)
@@ -65,11 +55,6 @@ def read_zero(zero: ConfigKeys, draft: Draft) -> bool:
     _unmodelled(zero)
     zero.close()
     return offloads
-
-
-def stands_in(draft: Draft) -> bool:
-    """True where another strategy is taken for DeepSpeed's engine."""
-    return bool(draft.get("offload.parameters") == "nvme")
 
 
 def read_requests(config: ConfigKeys, draft: Draft) -> None:
@@ -109,24 +94,6 @@ def _others(zero: ConfigKeys, stage: int) -> None:
         "an option of stage 3", *names, *(key.removeprefix("stage3_") for key in names),
         "sub_group_size", "zero_hpz_partition_size", *QUANTIZED, "enable_sanity_checks",
     )
-
-
-def _of_engine(zero: ConfigKeys) -> None:
-    """Check the options of the engine for which another strategy stands in, and leave them out."""
-    reason = f"an option of the engine for which {STAND_IN} stands in"
-    sizes = [_alias(zero, key) for key in (*BY_WIDTH, *SIZES, *SHARD_SIZES, "sub_group_size")]
-    flags = (*FLAGS, "round_robin_gradients")
-    present = [key for key in (*sizes, *flags) if key in zero]
-    zero.notes.ignored.update({f"{zero.prefix}{key}": reason for key in present})
-    for key in sizes:
-        if (size := zero.whole(key) or 0) < 0:
-            zero.notes.problem(f"{zero.prefix}{key}", f"expected at least 0, found {size}")
-    for key in flags:
-        zero.flag(key)
-    unmodelled = f"zsim does not model it with drives; {DROPPED}"
-    zero.only("zero_hpz_partition_size", 1, unmodelled=unmodelled)
-    for key in QUANTIZED:
-        zero.only(key, False, unmodelled=unmodelled)
 
 
 def _sizes(zero: ConfigKeys, draft: Draft) -> None:
@@ -240,11 +207,6 @@ def _offload(zero: ConfigKeys, draft: Draft, stage: int) -> bool:
 def _buffers(table: ConfigKeys, draft: Draft, *, drives: bool, state: str) -> None:
     """Put the buffers of what goes to drives, and refuse partial offload."""
     table.ignore("a path of the machine", "nvme_path")
-    table.ignore("buffers of parameters on drives are not modelled apart", "buffer_size")
-    table.ignore(
-        "DeepSpeed keeps so many elements of a rank in host memory, and not on drives; zero3 has "
-        "all on drives" if drives else "read with parameters on drives alone", "max_in_cpu",
-    )
     table.ignore("the way in which memory is made", "fast_init", "cpuadam_cores_perc")
     count = table.whole("buffer_count")
     if state == "optimizer":
@@ -253,5 +215,11 @@ def _buffers(table: ConfigKeys, draft: Draft, *, drives: bool, state: str) -> No
             flag = table.flag(key) or None
             draft.put(f"offload.{key}", flag if drives else None)
         table.ignore("the older name of pipeline_read and pipeline_write", "pipeline")
+        table.ignore("an option of parameters on drives", "buffer_size", "max_in_cpu")
+    else:
+        sizes = {"max_in_cpu": table.whole("max_in_cpu"), "parameter_buffer_count": count,
+                 "parameter_buffer_size": table.whole("buffer_size")}
+        for key, size in sizes.items():
+            draft.put(f"offload.{key}", size if drives else None)
     table.only("ratio", 1.0, unmodelled="partial offload is not modelled")
     table.only("super_offload", False, unmodelled="not modelled")

@@ -46,6 +46,7 @@ def problems(
         if getattr(offload, state) == "nvme" and state not in STRATEGIES[strategy].on_drives:
             yield f"offload.{state}: {_not_on_drives(strategy, state)}"
             return
+    yield from _of_engine(offload, is_own=STRATEGIES[strategy].is_own)
     yield from _drives(offload, optimizer, is_own=STRATEGIES[strategy].is_own)
     if offload.adam == "deepspeed" and optimizer.name != "adamw":
         yield f"offload.adam: expected torch with {optimizer.name}, found deepspeed"
@@ -61,11 +62,20 @@ def problems(
                 "offload.parameters: expected cpu with parameters that stay whole, found nvme; "
                 "leave out strategy.persistence_threshold and zero2_threshold"
             )
+        yield from STRATEGIES[strategy].drive_problems(offload, options, model, mesh, precision)
         yield from _room_on_drives(
             offload, cluster, nbytes=STRATEGIES[strategy].drive_nbytes(
                 offload, options, model, mesh, precision, optimizer
             )
         )
+
+
+def _of_engine(offload: Offload, *, is_own: bool) -> Iterator[str]:
+    """Keys of DeepSpeed's buffers for parameters, where there are none."""
+    if offload.parameters != "nvme" or is_own:
+        for key in ("max_in_cpu", "parameter_buffer_count", "parameter_buffer_size"):
+            if getattr(offload, key) != getattr(ON_DEVICE, key):
+                yield f'offload.{key}: expected with deepspeed3 and parameters = "nvme" alone'
 
 
 def _without_optimizer(offload: Offload) -> Iterator[str]:

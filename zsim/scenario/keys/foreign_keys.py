@@ -13,10 +13,6 @@ _OF_SIZES = (
     'model = {{ family = "gpt", sizes = {{ …, {key} = 0.1 }} }}'
 )
 _STATE = 'expected the state as the key: offload = { optimizer = "cpu", parameters = "cpu" }'
-_BUFFERS = (
-    "a size of DeepSpeed's buffers for drives; here each is as large as the largest shard, leave "
-    "it out"
-)
 FOREIGN_KEYS: Mapping[str, str] = {
     "aio": "two keys of offload, block_size and queue_depth",
     "zero_optimization": "a key of DeepSpeed's config, which zsim import deepspeed FILE reads",
@@ -25,7 +21,7 @@ FOREIGN_KEYS: Mapping[str, str] = {
         'offload = { optimizer = "cpu" }'
     ),
     **{f"offload.{key}": _STATE for key in ("device", "offload_optimizer", "offload_param")},
-    **dict.fromkeys(("offload.buffer_size", "offload.max_in_cpu"), _BUFFERS),
+    "offload.buffer_size": "this is offload.parameter_buffer_size, in elements",
     "offload.nvme_path": (
         "drives are those of the cluster's file, [drives]; a real run writes below TMPDIR"
     ),

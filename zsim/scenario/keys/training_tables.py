@@ -102,14 +102,14 @@ TRAINING_TABLES: Mapping[str, Any] = {
     ),
     "offload": _derived(
         "OffloadTable", Offload,
-        "States of zero1 to 3 and deepspeed1 to 3 in host memory; of zero1 to 3 also on drives, of "
-        "deepspeed3 the optimizer's. Activations in host memory.",
+        "States of zero1 to 3 and deepspeed1 to 3 in host memory, of all but deepspeed1 and "
+        "deepspeed2 also on drives. Activations in host memory.",
         {
             "optimizer": _key(
                 "Place of float32 copies and optimizer states: host memory (cpu), or drives."
             ),
             "parameters": _key(
-                "Place of shards of parameters (zero3, deepspeed3); nvme with both there, of zero3."
+                "Place of shards of parameters (zero3, deepspeed3); nvme with both there."
             ),
             "activations": _key(
                 "Activations in host memory: all that autograd saves, as by torch's save_on_cpu; "
@@ -127,6 +127,15 @@ TRAINING_TABLES: Mapping[str, Any] = {
                 "group of deepspeed3: four for each group in flight.",
                 ge=1, le=1024,
             ),
+            "max_in_cpu": _key(
+                "Elements of a rank's parameters that deepspeed3 keeps in host memory, and not on "
+                "drives.", ge=0, le=10**12,
+            ),
+            "parameter_buffer_count": _key(
+                "Buffers of deepspeed3 for parameters from drives, each until its parameter is "
+                "released.", ge=1, le=1024,
+            ),
+            "parameter_buffer_size": _key("Elements of each of them.", ge=1, le=10**12),
             "pipeline_read": _key("The next group is read while the host steps one."),
             "pipeline_write": _key("A group is written while the host steps the next."),
             "block_size": _key(

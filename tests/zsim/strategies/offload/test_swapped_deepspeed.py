@@ -11,7 +11,7 @@ from zsim.cluster.host import Drives
 from zsim.errors import ScenarioError
 from zsim.ir.host_ledger import replay_host
 from zsim.ir.laws import program_laws
-from zsim.ir.ops import Alloc, Free
+from zsim.ir.ops import Alloc, Free, HostAlloc
 from zsim.ir.program import PhaseName, Program
 from zsim.ir.program import parse as parse_program
 from zsim.runs.backend import RunOptions
@@ -19,10 +19,12 @@ from zsim.runs.simulator import SimBackend
 from zsim.scenario.derived import derived
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
 from zsim.strategies.deepspeed_engine.shards.drives import DriveLayout
 
 DRIVES: dict[str, Any] = {"optimizer": "nvme"}
 BOTH_WAYS = DRIVES | {"pipeline_read": True, "pipeline_write": True, "buffer_count": 12}
+WHOLE = DRIVES | {"parameters": "nvme", "max_in_cpu": 0}
 RANKS, WIDTH, HIDDEN = 8, 2048, 4096
 WEIGHT = WIDTH * HIDDEN // RANKS
 """Elements of a rank's shard of each weight: 4 MiB of float32."""
@@ -176,11 +178,113 @@ def test_buffers_are_written_when_full_and_the_host_waits_when_none_is_free() ->
     assert list(layout.flushes([])) == [(0, 0)]
 
 
+def parameters_moved(case: Scenario, operator: str) -> int:
+    """Bytes of parameters that rank 0 reads or writes in a steady step."""
+    in_memory = derived(case, offload=replace(case.offload, parameters="cpu", max_in_cpu=10**9))
+    return moved(plan(case, device="cuda"), operator) - moved(
+        plan(in_memory, device="cuda"), operator
+    )
+
+
+def test_shards_of_a_mib_are_read_for_each_gather_of_a_pass_and_written_once() -> None:
+    """Four weights in bf16 twice in each of two micro-batches. Biases and the head stay in memory.
+    """
+    case = scenario(WHOLE, strategy={"stage3_max_reuse_distance": 0})
+    assert parameters_moved(case, "read") == 2 * 2 * 4 * 2 * WEIGHT
+    assert parameters_moved(case, "write") == 4 * 2 * WEIGHT
+    program = plan(case, device="cuda")
+    program_laws.require_lawful(program, where="drives")
+    assert parse_program(str(program)) == program
+
+
+@pytest.mark.parametrize(("most", "stay"), [
+    (0, 0), (ON_DRIVES[0] - 1, 0), (ON_DRIVES[0], 1), (sum(ON_DRIVES), 2), (10**9, 2),
+])
+def test_whole_sub_groups_stay_in_memory_while_they_are_within_the_elements_for_it(
+    most: int, stay: int
+) -> None:
+    case = scenario(WHOLE | {"max_in_cpu": most})
+    assert parameters_moved(case, "write") == (2 - stay) * 2 * 2 * WEIGHT
+
+
+def test_host_memory_has_buffers_of_parameters_however_few_are_on_drives() -> None:
+    """Five of 10^8 elements in bf16, a number, and one buffer of the largest sub-group whole."""
+    buffers = 5 * -(-2 * 10**8 // 1024) * 1024 + 2
+
+    def end(offload: dict[str, Any]) -> int:
+        return replay_host(plan(scenario(offload), device="cuda").of_rank(0))["steady"].end_bytes
+
+    in_memory = end(DRIVES | {"parameters": "cpu"})
+    assert end(WHOLE | {"max_in_cpu": 10**9}) - in_memory == buffers
+    own = sum(ON_DRIVES) + IN_MEMORY
+    small = own - 4 * WEIGHT  # in memory each by itself; one element is in place of all others
+    whole = 2 * (WIDTH + 2 * RANKS * WEIGHT + HIDDEN)
+    assert end(WHOLE) - in_memory == buffers + whole + 2 * (small + 1 - own)
+
+
+def test_shards_are_read_ahead_beside_compute_where_gathers_are() -> None:
+    late = scenario(WHOLE, strategy={"stage3_max_reuse_distance": 0})
+    ahead = scenario(WHOLE, strategy={
+        "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 1})
+    assert parameters_moved(ahead, "read") == parameters_moved(late, "read")
+    assert step_ns(ahead) < step_ns(late)
+    in_memory = step_ns(scenario(DRIVES | {"parameters": "cpu"}))
+    assert in_memory < step_ns(ahead)
+
+
+def test_shards_from_drives_cross_the_link_as_pageable_memory() -> None:
+    case = scenario(WHOLE, strategy={"stage3_max_reuse_distance": 0})
+    crossed = sum(
+        kernel.nbytes for op in plan(case, device="cuda").of_rank(0).steady
+        for kernel in op.kernels if kernel.operator == "to_device_pageable"
+    )
+    assert crossed == parameters_moved(case, "read")
+
+
+def test_construction_has_float32_copies_for_a_moment_of_sub_groups_that_are_read_from_files(
+) -> None:
+    case = scenario(WHOLE | {"max_in_cpu": ON_DRIVES[0]})
+    made = [
+        event.nbytes for op in plan(case, device="cuda").of_rank(0).construction
+        for event in op.host if isinstance(event, HostAlloc) and "wide" in event.buffer
+    ]
+    assert made == [4 * ON_DRIVES[1]]
+
+
+def test_files_of_a_rank_are_of_gradients_copies_states_and_parameters() -> None:
+    def on_drives(case: Scenario) -> int:
+        return STRATEGIES[case.strategy].drive_nbytes(
+            case.offload, case.options, case.model, case.mesh, case.precision, case.optimizer
+        )
+
+    assert on_drives(scenario()) == 4 * sum(map(in_files, ON_DRIVES))
+    assert on_drives(scenario(WHOLE)) - on_drives(scenario()) == 4 * 2 * WEIGHT
+
+
+def test_a_gather_without_a_free_buffer_is_refused_where_deepspeed_fails() -> None:
+    """Weights that backward uses again stay whole, and so do the buffers of their shards."""
+    with pytest.raises(ScenarioError, match="found none for blocks.1.fc2.weight, where DeepSpeed"):
+        plan(scenario(WHOLE | {"parameter_buffer_count": 3}), device="cuda")
+    plan(scenario(WHOLE | {"parameter_buffer_count": 4}), device="cuda")
+    released = {"stage3_max_reuse_distance": 0}
+    plan(scenario(WHOLE | {"parameter_buffer_count": 1}, strategy=released), device="cuda")
+
+
 @pytest.mark.parametrize(("offload", "more", "told"), [
     (DRIVES, {"strategy": {"name": "deepspeed2", "sub_group_size": 1}}, "sub_group_size: "),
     (BOTH_WAYS | {"buffer_count": 11}, {}, "offload.buffer_count: expected at least 12, four for"),
-    (DRIVES | {"parameters": "nvme"}, {},
-     "offload.parameters: expected cpu with deepspeed3, found nvme, which zero3 alone have"),
+    (DRIVES | {"max_in_cpu": 1}, {},
+     'offload.max_in_cpu: expected with deepspeed3 and parameters = "nvme" alone'),
+    (WHOLE | {"parameter_buffer_size": 10**6}, {},
+     "offload.parameter_buffer_size: expected at least 1,048,576 elements, the largest shard, "
+     "found 1,000,000"),
+    (WHOLE, {"strategy": {"stage3_param_persistence_threshold": 10**8}},
+     "strategy.stage3_param_persistence_threshold: expected less with parameters on drives"),
+    (WHOLE | {"parameter_buffer_count": 1024, "parameter_buffer_size": 10**9}, {},
+     "offload.pin_memory: expected at most"),
+    (WHOLE, {"frozen": ["*.bias"]}, "offload.parameters: expected cpu with frozen parameters"),
+    (WHOLE, {"strategy": {"zero_hpz_partition_size": 2}},
+     "strategy.zero_hpz_partition_size: expected 1 with parameters on drives"),
     (DRIVES, {"cluster": {"preset": "pcie-box"}},
      "offload.optimizer: expected a cluster whose file has [drives], found pcie-box without; "),
     (DRIVES, {"model": {"preset": "gpt-3-175b"}, "cluster": {"preset": "cpu-gloo", "ranks": 4},

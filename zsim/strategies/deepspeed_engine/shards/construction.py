@@ -22,19 +22,23 @@ from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES
 from zsim.strategies.deepspeed_engine.shards.drives import SWAP
 from zsim.strategies.deepspeed_engine.shards.gathering import secondary_copy
 from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
+from zsim.strategies.deepspeed_engine.shards.quantized import HALF_NBYTES
 
 
 def construction(sharded: ShardedParameters) -> StepBuilder:
     """Make, broadcast and shard the model; make what stays."""
     step, training = StepBuilder(), sharded.training
     make_and_broadcast(step, training, num_ranks=sharded.num_ranks)
+    if sharded.parameter_buffer_nbytes[0]:
+        memory, host = placed(_parameter_buffers(sharded), device=training.device)
+        step.issue("alloc", ROOT, stream="host", memory=memory, host=host)
     for parameter in sharded.every:
-        made = Alloc(
+        made = [] if sharded.begins_in_file(parameter) else [Alloc(
             _shard(sharded, parameter), "parameters",
             sharded.shard_numel(parameter) * sharded.element,
-        )
+        )]
         copies = [secondary_copy(sharded, parameter)] if sharded.spread > 1 else []
-        memory, host = placed((*copies, made, Free(Buffer(parameter.fqn))), device=training.device)
+        memory, host = placed((*copies, *made, Free(Buffer(parameter.fqn))), device=training.device)
         step.issue(
             "broadcast", parameter.fqn, stream="all_gather", group=AXIS,
             nbytes=parameter.numel * sharded.element, dtype=sharded.dtype, memory=memory, host=host,
@@ -75,6 +79,7 @@ def _what_stays(sharded: ShardedParameters) -> Iterator[Event]:
         number: size for number, size in enumerate(drives.sizes) if number not in drives.swapped
     }
     moves = offload.optimizer and training.device != "cpu" and not offload.parameters
+    yield from _initialised(sharded)
     for number, size in in_memory.items():
         cast = Alloc(name("cast"), "temporaries", size * MASTER_NBYTES)
         casts = moves or sharded.dtype != MASTER_DTYPE
@@ -103,12 +108,42 @@ def _what_stays(sharded: ShardedParameters) -> Iterator[Event]:
 def _in_one_buffer(sharded: ShardedParameters) -> Iterator[Event]:
     """Shards move into one buffer, through host memory. There it is first, and on a CPU it is the
     same."""
-    nbytes = sharded.rank_numel * sharded.element
+    offload, numel = sharded.training.offload, sharded.rank_numel
+    nbytes = numel * sharded.element
     flat = buffer_of("shards", "parameters")
-    apart: list[Event] = [Free(_shard(sharded, parameter)) for parameter in sharded.parameters]
-    if sharded.training.offload.parameters:
+    apart: list[Event] = [
+        Free(_shard(sharded, parameter))
+        for group, stays in zip(sharded.sub_groups, sharded.stays, strict=True) if stays
+        for parameter in group if not sharded.begins_in_file(parameter)
+    ]
+    if offload.parameters:
+        if offload.parameters == "nvme":
+            nbytes = max(1, min(numel, offload.max_in_cpu)) * sharded.element
         yield HostAlloc(on_host(flat), "parameters", nbytes, True)
         yield from apart
+        if written := sharded.parameter_buffer_nbytes[1]:
+            yield HostAlloc(on_host(buffer_of(SWAP, "written")), "temporaries", written)
         return
     made = Alloc(flat, "parameters", nbytes)
     yield from [made, *apart] if sharded.training.device == "cpu" else [*apart, made]
+
+
+def _parameter_buffers(sharded: ShardedParameters) -> Iterator[Event]:
+    """Page-locked buffers that parameters come to from drives, and a number in place of what is in
+    files."""
+    read, _ = sharded.parameter_buffer_nbytes
+    yield HostAlloc(on_host(buffer_of(SWAP, "read")), "temporaries", read)
+    yield HostAlloc(on_host(buffer_of(SWAP, "placeholder")), "temporaries", HALF_NBYTES)
+
+
+def _initialised(sharded: ShardedParameters) -> Iterator[Event]:
+    """Float32 copies in memory for a moment of sub-groups whose parameters are in files."""
+    before: list[Event] = []
+    for number, stays in enumerate(sharded.stays):
+        if not stays and number in sharded.drives.swapped:
+            nbytes = sharded.drives.sizes[number] * MASTER_NBYTES
+            made = HostAlloc(on_host(numbered("wide", number)), "temporaries", nbytes)
+            yield made
+            yield from before
+            before = [Free(made.buffer)]
+    yield from before

@@ -55,6 +55,15 @@ class Carrier(Protocol):
     def copy_secondary(self, parameter: Parameter) -> None:
         """Copy this rank's larger shard of a whole parameter."""
 
+    def is_on_drive(self, parameter: Parameter) -> bool:
+        """True where the shard is on a drive and has not been read."""
+
+    def num_free(self) -> int:
+        """Buffers that shards may be read into."""
+
+    def read_ahead(self, parameters: Sequence[Parameter]) -> None:
+        """Begin to read shards."""
+
 
 @dataclass(slots=True)
 class Coordinator:
@@ -183,6 +192,8 @@ class Coordinator:
         )
         ahead: dict[str, Parameter] = {}
         while self._queue and numel < budget:
+            if self.carrier.is_on_drive(self._queue[0][0]):
+                break
             parameter, step = self._queue.popleft()
             fqn = parameter.fqn
             self._latest[fqn] = max(self._latest.get(fqn, NEVER), step)
@@ -190,6 +201,25 @@ class Coordinator:
                 ahead[fqn] = parameter
                 numel += parameter.numel
         self._gather(list(ahead.values()))
+        if options.stage3_prefetch_bucket_size:
+            self._read_ahead()
+
+    def _read_ahead(self) -> None:
+        """Read shards of what comes next, up to twice the elements of gathers in flight and more by
+        the last."""
+        most = 2 * sum(
+            parameter.numel for fqn, gather in self.in_flight.items()
+            for parameter in gather.parameters if parameter.fqn == fqn
+        )
+        ahead, passed, free = list[Parameter](), 0, self.carrier.num_free()
+        for parameter, _ in self._queue:
+            if passed > most or len(ahead) >= free:
+                break
+            if self.carrier.is_on_drive(parameter):
+                ahead.append(parameter)
+            passed += parameter.numel
+        if ahead:
+            self.carrier.read_ahead(ahead)
 
     def release(self, module: str, *, backward: bool = False) -> None:
         """`module` has returned, or its backward is over."""

@@ -22,7 +22,8 @@ SWAP = "swap"
 """Unit of what goes to drives and comes from there, and the name of its buffers."""
 SECTOR = 512 // MASTER_NBYTES
 """Elements of which an address has a multiple that a file is read to, past the system's cache."""
-ALIGNED = 1024 // MASTER_NBYTES
+KIB = 1024
+ALIGNED = KIB // MASTER_NBYTES
 """Elements that each file has a multiple of, with one thread a handle."""
 
 
@@ -31,9 +32,18 @@ def aligned(numel: int) -> int:
     return -(-numel // ALIGNED) * ALIGNED
 
 
+def whole_kib(nbytes: int) -> int:
+    """Bytes of a file that holds `nbytes`."""
+    return -(-nbytes // KIB) * KIB
+
+
 def drive(operator: str, numel: int) -> tuple[Kernel, ...]:
     """The work to "read" or "write" so many float32 elements; none for nothing."""
-    nbytes = numel * MASTER_NBYTES
+    return moved(operator, numel * MASTER_NBYTES)
+
+
+def moved(operator: str, nbytes: int) -> tuple[Kernel, ...]:
+    """The work to "read" or "write" so many bytes; none for nothing."""
     return (Kernel(operator, 0, nbytes, MASTER_DTYPE, location="drive"),) if nbytes else ()
 
 
@@ -44,9 +54,14 @@ class DriveLayout:
     sizes: tuple[int, ...]
     offload: Offload
 
+    @property
+    def least_nbytes(self) -> int:
+        """Bytes of the smallest tensor that goes to a file."""
+        return max(BLOCK_NBYTES, self.offload.block_size or 0)
+
     def is_file(self, numel: int) -> bool:
         """True for a tensor of `numel` float32 elements that goes to a file."""
-        return numel * MASTER_NBYTES >= max(BLOCK_NBYTES, self.offload.block_size or 0)
+        return numel * MASTER_NBYTES >= self.least_nbytes
 
     @property
     def swapped(self) -> tuple[int, ...]:

@@ -188,6 +188,17 @@ class GatheringStep(EngineStep):
             "host_wait", made.buffer, stream="host", waits=(copied,), micro_batch=self.micro_batch
         )
 
+    def is_on_drive(self, parameter: Parameter) -> bool:
+        """False: all shards are in memory."""
+        return False
+
+    def num_free(self) -> int:
+        """Buffers for shards on drives: none."""
+        return 0
+
+    def read_ahead(self, parameters: Sequence[Parameter]) -> None:
+        """Read nothing, as nothing is on drives."""
+
     def _free(self, buffer: Buffer) -> None:
         """Free by record_stream: the memory is free once compute has come so far."""
         self.step.issue(

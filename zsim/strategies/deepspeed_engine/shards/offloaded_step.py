@@ -45,13 +45,14 @@ def pinned(
         return 0
     drives = drives_of(offload, options, model, mesh)
     element = DTYPE_NBYTES[precision.parameters]
-    shards = element * bool(offload.parameters)
+    own = [shard_size(p.numel, mesh.dp_shard) for p in model.parameters]
+    most, locked = sum(own), drives.pinned_nbytes
+    if offload.parameters == "nvme":
+        most = min(most, offload.max_in_cpu)
+        locked += offload.parameter_buffer_count * offload.parameter_buffer_size * element
     in_memory = sum(drives.sizes) - sum(drives.sizes[number] for number in drives.swapped)
-    return drives.pinned_nbytes + offload.pin_memory * (
-        MASTER_NBYTES * in_memory + sum(
-            shard_size(p.numel, mesh.dp_shard) * (shards + element * (p.fqn in model.trained))
-            for p in model.parameters
-        )
+    return locked + offload.pin_memory * (
+        MASTER_NBYTES * in_memory + element * (most * bool(offload.parameters) + sum(drives.sizes))
     )
 
 
@@ -78,7 +79,8 @@ class OffloadedShardedStep(ShardedStep):
                         Alloc(buffer_of(p.fqn, "onloaded"), "temporaries", numel * sharded.element)
                     )
                 kernels += crossing(
-                    "to_device", numel, dtype=sharded.dtype, pinned=offload.pin_memory
+                    "to_device", numel, dtype=sharded.dtype,
+                    pinned=offload.pin_memory and p.fqn not in sharded.in_files,
                 )
             memory += [Free(event.buffer) for event in memory]
             fetched = self.step.issue(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -13,7 +13,7 @@ from zsim.ir.ops import Alloc
 from zsim.ir.sharding import padded_size, shard, shard_size
 from zsim.models.called_modules import containers, is_leaf
 from zsim.models.spec import ROOT, ModelSpec, Parameter
-from zsim.models.training_options import Offload
+from zsim.models.training_options import DTYPE_NBYTES, Offload, Optimizer, Precision
 from zsim.strategies.building.parameters import (
     named_parameters,
     trained_parameters,
@@ -21,7 +21,7 @@ from zsim.strategies.building.parameters import (
 )
 from zsim.strategies.deepspeed_engine.layout import AXIS, EngineLayout
 from zsim.strategies.deepspeed_engine.options import ShardOptions
-from zsim.strategies.deepspeed_engine.shards.drives import SECTOR, DriveLayout
+from zsim.strategies.deepspeed_engine.shards.drives import SECTOR, DriveLayout, whole_kib
 
 
 def sub_group_starts(numels: Sequence[int], *, most: int) -> tuple[int, ...]:
@@ -52,6 +52,48 @@ def drives_of(
     """The layout on drives of each rank of `mesh`."""
     groups = _in_sub_groups(options, model, mesh)
     return DriveLayout(tuple(sum(numel for _, numel in group) for group in groups), offload)
+
+
+def drive_nbytes(
+    offload: Offload, options: ShardOptions, model: ModelSpec, mesh: Mesh, precision: Precision,
+    optimizer: Optimizer,
+) -> int:
+    """Bytes of a rank's files. Of parameters even those have one that stay in memory later."""
+    drives = drives_of(offload, options, model, mesh)
+    shards = (
+        shard_size(p.numel, mesh.size(AXIS)) * DTYPE_NBYTES[precision.parameters]
+        for p in model.parameters if offload.parameters == "nvme"
+    )
+    files = sum(whole_kib(nbytes) for nbytes in shards if nbytes >= drives.least_nbytes)
+    return files + drives.nbytes(optimizer)
+
+
+def drive_problems(
+    offload: Offload, options: ShardOptions, model: ModelSpec, mesh: Mesh, precision: Precision
+) -> Iterator[str]:
+    """Refusals of parameters on drives, one line each, the scenario's key first."""
+    if offload.parameters != "nvme":
+        return
+    most = max(shard_size(p.numel, mesh.size(AXIS)) for p in model.parameters)
+    nbytes = most * DTYPE_NBYTES[precision.parameters]
+    least = drives_of(offload, options, model, mesh).least_nbytes
+    if most > offload.parameter_buffer_size and nbytes >= least:
+        yield (
+            f"offload.parameter_buffer_size: expected at least {most:,} elements, the largest "
+            f"shard, found {offload.parameter_buffer_size:,}"
+        )
+    stays = [p for p in model.parameters if p.numel <= options.stage3_param_persistence_threshold]
+    whole = max((shard_size(p.numel, mesh.size(AXIS)) for p in stays), default=0)
+    if whole * DTYPE_NBYTES[precision.parameters] >= least:
+        yield (
+            "strategy.stage3_param_persistence_threshold: expected less with parameters on drives, "
+            f"found {options.stage3_param_persistence_threshold:,}, with which some in files stay "
+            "whole; this is not modelled"
+        )
+    if len(model.trained) < len(model.parameters):
+        yield "offload.parameters: expected cpu with frozen parameters, found nvme"
+    if options.zero_hpz_partition_size > 1:
+        yield "strategy.zero_hpz_partition_size: expected 1 with parameters on drives"
 
 
 def misread(offload: Offload, options: ShardOptions, model: ModelSpec, mesh: Mesh) -> str:
@@ -145,6 +187,51 @@ class ShardedParameters(EngineLayout):
         """The sub-groups on drives, where the optimizer's states are there."""
         sizes = [sum(map(self.shard_numel, group)) for group in self.sub_groups]
         return DriveLayout(tuple(sizes), self.training.offload)
+
+    @cached_property
+    def stays(self) -> tuple[bool, ...]:
+        """True for each sub-group whose parameters are in one buffer in memory; with parameters on
+        drives the first ones are, of `max_in_cpu` elements in all."""
+        offload = self.training.offload
+        return tuple(
+            offload.parameters != "nvme" or end <= offload.max_in_cpu
+            for end in accumulate(self.drives.sizes)
+        )
+
+    @cached_property
+    def in_files(self) -> frozenset[str]:
+        """The parameters whose shards are in files; smaller ones than a request stay in memory."""
+        return frozenset(
+            p.fqn for group, stays in zip(self.sub_groups, self.stays, strict=True) if not stays
+            for p in group if self.begins_in_file(p)
+        )
+
+    def begins_in_file(self, parameter: Parameter) -> bool:
+        """True where construction writes the shard to a file, though it may stay in memory later.
+        """
+        nbytes = self.shard_numel(parameter) * self.element
+        return self.training.offload.parameters == "nvme" and nbytes >= self.drives.least_nbytes
+
+    def file_nbytes(self, parameters: Iterable[Parameter]) -> int:
+        """Bytes of the files of those of `parameters` that are in any: whole KiB each."""
+        return sum(
+            whole_kib(self.shard_numel(p) * self.element)
+            for p in parameters if p.fqn in self.in_files
+        )
+
+    @cached_property
+    def parameter_buffer_nbytes(self) -> tuple[int, int]:
+        """Bytes of page-locked buffers for parameters: to read them, and to write a sub-group of
+        them, which DeepSpeed makes for whole parameters."""
+        offload = self.training.offload
+        if offload.parameters != "nvme":
+            return 0, 0
+        read = whole_kib(offload.parameter_buffer_size * self.element)
+        sizes = self.drives.sizes
+        group = self.sub_groups[sizes.index(max(sizes))] if not all(self.stays) else ()
+        return offload.parameter_buffer_count * read, sum(
+            whole_kib(p.numel * self.element) for p in group
+        )
 
     @cached_property
     def swapped(self) -> frozenset[str]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
+from zsim.errors import ScenarioError
 from zsim.ir.buffers import Buffer, buffer_of, numbered, owner_of, role_of, state_of
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op, Stream
 from zsim.models.spec import ROOT, Parameter
@@ -24,7 +25,8 @@ from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.optimizers import state_names
 from zsim.strategies.deepspeed_engine.offload.placement import STATES, Event, placed
 from zsim.strategies.deepspeed_engine.partition import Bucket
-from zsim.strategies.deepspeed_engine.shards.drives import SWAP, aligned, drive
+from zsim.strategies.deepspeed_engine.shards.coordinator import Gather
+from zsim.strategies.deepspeed_engine.shards.drives import SWAP, aligned, drive, moved
 from zsim.strategies.deepspeed_engine.shards.offloaded_step import SENT, OffloadedShardedStep
 
 KEPT = "kept"
@@ -50,6 +52,11 @@ class SwappingShardedStep(OffloadedShardedStep):
     """The sub-group of each op that copies gradients from the device."""
     _read: dict[int, int] = field(default_factory=dict)
     """Reads, by sub-group."""
+    _fetched: set[str] = field(default_factory=set)
+    """Parameters whose shards are in buffers, or on their way there."""
+    _reading: set[str] = field(default_factory=set)
+    """The ones among them that nobody has awaited."""
+    _last_read: int = -1
     _storing: list[int] = field(default_factory=list)
     """The write that goes on beside the next sub-group's step."""
 
@@ -66,6 +73,46 @@ class SwappingShardedStep(OffloadedShardedStep):
     def _next(self, number: int) -> int | None:
         """The next sub-group on drives."""
         return next((each for each in self.sharded.drives.swapped if each > number), None)
+
+    # -- parameters
+
+    def is_on_drive(self, parameter: Parameter) -> bool:
+        """True where the shard is in a file alone."""
+        return parameter.fqn in self.sharded.in_files and parameter.fqn not in self._fetched
+
+    def num_free(self) -> int:
+        """Buffers that hold no shard; each does until its parameter is released."""
+        if not self.sharded.in_files:
+            return 0
+        return self.training.offload.parameter_buffer_count - len(self._fetched)
+
+    def read_ahead(self, parameters: Sequence[Parameter]) -> None:
+        """Begin to read shards, which the next gather that needs one of them awaits."""
+        if len(set(parameters)) < len(parameters) or len(parameters) > self.num_free():
+            raise ScenarioError((
+                "offload.parameter_buffer_count: expected a buffer for each shard of a whole "
+                f"parameter, found none for {parameters[-1].fqn}, where DeepSpeed fails; lower "
+                "strategy.stage3_max_reuse_distance or stage3_prefetch_bucket_size, or raise it",
+            ))
+        kernels = moved("read", self.sharded.file_nbytes(parameters))
+        self._reading = {p.fqn for p in parameters}.union(self._reading)
+        self._fetched |= self._reading
+        self._last_read = self._issue("drive_read", kernels=kernels, micro_batch=self.micro_batch)
+
+    def gather(self, parameters: Sequence[Parameter], *, secondary: bool) -> Gather:
+        """All-gather shards, of which those on drives are read first; the host waits."""
+        missing = [p for p in parameters if self.is_on_drive(p)]
+        if missing:
+            self.read_ahead(missing)
+        if self._reading.intersection(p.fqn for p in parameters):
+            self._await(self._last_read, micro_batch=self.micro_batch)
+            self._reading = set()
+        return OffloadedShardedStep.gather(self, parameters, secondary=secondary)
+
+    def release(self, parameter: Parameter) -> None:
+        """Free a parameter's memory, and the buffer of its shard."""
+        OffloadedShardedStep.release(self, parameter)
+        self._fetched.discard(parameter.fqn)
 
     # -- gradients
 
@@ -173,8 +220,10 @@ class SwappingShardedStep(OffloadedShardedStep):
         self._rests[self._issue("host")] = number
 
     def swap_out(self, number: int, *, after: int, first: bool) -> None:
-        """Write a sub-group once the last one is written; states that the first step has made in
-        other memory go through buffers."""
+        """Write parameters, and then a sub-group once the last one is written. States that the
+        first step has made in other memory go through buffers."""
+        if nbytes := self.sharded.file_nbytes(self.sharded.sub_groups[number]):
+            self._await(self._issue("drive_write", waits=[after], kernels=moved("write", nbytes)))
         if number not in self.sharded.drives.swapped:
             return
         numel, names = aligned(self.sharded.drives.sizes[number]), state_names(
