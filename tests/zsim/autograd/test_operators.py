@@ -232,10 +232,10 @@ def test_only_matmuls_count_flops_and_everything_moves_bytes(name: str) -> None:
         made = calls(op, batch=batch, dtype="float32")
         assert (_flops(made)[0] > 0) == (op.kind in ("linear", "attention")), op
         assert sum(call.moved for call in made) > 0, op
-        assert all(
-            call.flops == call.backward_flops == call.backward_moved == 0 for call in made
-            if not call.moved
-        ), op
+        still = [call for call in made if not call.moved]
+        assert all(call.flops == call.backward_flops == 0 for call in still), op
+        # the gradient of a view is copied where it cannot be a view
+        assert all(call.view or not call.backward_moved for call in still), op
 
 
 @pytest.mark.parametrize("name", ["mlp-tiny", "gpt-tiny", "llama-tiny"])
