@@ -28,6 +28,7 @@ from zreal.processes.fork_server import (
     without_main,
 )
 from zreal.processes.progress import Progress
+from zreal.processes.rank_folder import remove_folders
 from zreal.processes.rank_process import rank_main
 from zreal.processes.rank_status import RankStatus
 from zreal.processes.reports.failure_report import launch_error, not_started, server_ended
@@ -198,7 +199,8 @@ def attend(
 
 
 def _end(ranks: list[RankStatus]) -> None:
-    """Ask every rank to stop, then kill it, then reap it and the processes that it started."""
+    """Ask every rank to stop, then kill it, then reap it, the processes that it started, and its
+    folders."""
     for stop in ("terminate", "kill"):
         alive = [rank.process for rank in ranks if rank.process.is_alive()]
         for process in alive:
@@ -211,6 +213,7 @@ def _end(ranks: list[RankStatus]) -> None:
         with suppress(ProcessLookupError, PermissionError):
             # the rank leads a session of the processes that it started
             os.killpg(rank.process.pid, signal.SIGKILL)
+        remove_folders(rank.process.pid)
         rank.process.close()
         rank.pipe.close()
         if rank.commands is not None:

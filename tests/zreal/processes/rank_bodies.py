@@ -20,6 +20,7 @@ from zreal import torch_private
 from zreal.executor import flat_rank, rank_optimizer
 from zreal.executor.flat_rank import FlatRank
 from zreal.meters.memory import MemoryMeter
+from zreal.processes.rank_folder import make_folder
 from zreal.processes.rank_status import REFERENCE
 from zreal.rank import run as rank_run
 from zsim.ir.ops import Op
@@ -45,6 +46,21 @@ def killed(_: object, *, rank: int, progress: Say, **more: object) -> None:
     """Rank 1 is killed inside its second collective while the others wait for it."""
     progress("reduce_scatter #1 of 64 B over dp_shard")
     if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait_to_be_ended()
+
+
+def killed_with_files(arguments: dict[str, Any], *, rank: int, **more: object) -> None:
+    """Rank 1 is killed, and the other is to be ended, while each has a folder, whose name it writes
+    into the one given."""
+    folder = make_folder()
+    (folder / "states").write_bytes(bytes(8))
+    names = Path(arguments["names"])
+    (names / f".{rank}").write_text(str(folder))
+    (names / f".{rank}").rename(names / str(rank))
+    if rank == 1:
+        while not (names / "0").exists():
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     wait_to_be_ended()
 

@@ -67,6 +67,16 @@ def test_a_killed_rank_is_named_with_its_signal_and_last_collective_before_the_t
     assert error.value.exit_code == 1
 
 
+def test_folders_of_a_killed_rank_and_of_its_siblings_go_with_them(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="killed by SIGKILL"):
+        launch(
+            f"{BODIES}:killed_with_files", {"names": str(tmp_path)}, world_size=2, timeout_s=FAR_S
+        )
+
+    folders = [Path((tmp_path / rank).read_text()) for rank in ("0", "1")]
+    assert [folder for folder in folders if folder.exists()] == []
+
+
 def test_an_exception_on_one_rank_is_named_with_its_text_and_last_collective() -> None:
     with pytest.raises(LaunchError) as error:
         launch(f"{BODIES}:raising", {}, world_size=3, timeout_s=FAR_S)

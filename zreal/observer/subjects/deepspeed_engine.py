@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from shutil import disk_usage, which
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from zreal.modules.initial_values import Make, by_unit
 from zreal.modules.modules import Model
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.observer.subjects import Subject
+from zreal.processes.rank_folder import make_folder, remove_folders
 from zsim.errors import BackendUnavailableError
 from zsim.io.units import format_bytes
 from zsim.models.training_options import BLOCK_NBYTES, DTYPE_NAMES, QUEUE_DEPTH
@@ -44,8 +45,6 @@ SCALE_POWER = 8
 steps, whose gradients overflow."""
 COMPILERS = ("ninja", "g++")
 """Tools that compile DeepSpeed's Adam for the host."""
-_FOLDERS: list[TemporaryDirectory[str]] = []
-"""Folders of this process with files in place of drives."""
 COMPILED_ON_CPU = "deepspeed_shm_comm"
 """Collectives in shared memory, which DeepSpeed would compile at each start, and no training calls.
 """
@@ -238,20 +237,19 @@ def config(scenario: Scenario) -> dict[str, Any]:
 
 def _folder(scenario: Scenario) -> str:
     """A new folder for a rank's files in place of drives; BackendUnavailableError without room."""
-    made = TemporaryDirectory(prefix="zsim-drive-")
-    free = disk_usage(made.name).free
+    made = make_folder()
+    free = disk_usage(made).free
     nbytes = STRATEGIES[scenario.strategy].drive_nbytes(
         scenario.offload, scenario.options, scenario.model, scenario.mesh, scenario.precision,
         scenario.optimizer,
     ) * scenario.world_size
     if nbytes > free:
-        made.cleanup()
+        made.rmdir()
         raise BackendUnavailableError(
             where="offload.optimizer", expected=f"{format_bytes(nbytes)} in {gettempdir()}",
             found=f"{format_bytes(free)} free", remedy="let TMPDIR name a folder with room",
         )
-    _FOLDERS.append(made)
-    return made.name
+    return str(made)
 
 
 @contextmanager
@@ -260,9 +258,7 @@ def files_removed() -> Iterator[None]:
     try:
         yield
     finally:
-        for folder in _FOLDERS:
-            folder.cleanup()
-        _FOLDERS.clear()
+        remove_folders(os.getpid())
 
 
 def _shards(optimizer: Any, model: Model) -> list[torch.Tensor]:
