@@ -69,9 +69,9 @@ def lint(
 ) -> tuple[LintFinding, ...]:
     """Findings on `module`, sharded over the last axis of `mesh`, a DeviceMesh or its sizes.
 
-    `units`: names of the modules to be wrapped; by default those that fully_shard or FSDP wrapped,
-    else the children of the longest ModuleList that is in no other. `cluster`: the preset on whose
-    links the time of collectives is predicted. Collectives of a finding are one gather of each
+    `units`: names of the modules to be wrapped. By default they are those that fully_shard or FSDP
+    wrapped, else the children of the longest ModuleList that is in no other. `cluster`: the preset
+    on whose links the time of collectives is predicted. Collectives of a finding are one gather of each
     unit.
 
     ArgumentError for a mesh of other axes than one or two, and for a name that is no rule's.
