@@ -10,6 +10,12 @@ from zsim.models.saving import OF_DEEPSPEED, Checkpoint
 from zsim.strategies import STRATEGIES
 
 BY_DEFAULT = Checkpoint()
+UNREAD = {
+    "deepspeed": "DeepSpeed copies their files besides, which is not modelled",
+    "universal": "ds_to_universal does not read them",
+}
+"""Reasons for which states on drives are refused, by format."""
+
 
 def problems(parts: Any) -> Iterator[str]:
     """Refusals of the checkpoints of a Scenario, or of the parts of one, one line each."""
@@ -29,6 +35,12 @@ def problems(parts: Any) -> Iterator[str]:
         yield (
             f"checkpoint.format: expected deepspeed or universal with {parts.strategy}, found "
             f"{checkpoint.format}; DeepSpeed writes no other"
+        )
+    if checkpoint.format in UNREAD and parts.offload.uses_drives:
+        yield (
+            f"checkpoint.format: expected no states on drives with {checkpoint.format}, found "
+            f'some: {UNREAD[checkpoint.format]}; take offload.optimizer = "cpu", or '
+            'format = "sharded" with zero1 to zero3'
         )
     if checkpoint.format == "universal":
         yield from _universal_problems(parts)
@@ -66,8 +78,6 @@ def _universal_problems(parts: Any) -> Iterator[str]:
             f"{where} no frozen parameters with universal, found {frozen:,}, which DeepSpeed does "
             "not load from it"
         )
-    if parts.offload.uses_drives:
-        yield f"{where} no states on drives with universal, found some, which it does not read"
     if STRATEGIES[parts.strategy].reorders(parts.options):
         yield (
             f"{where} round_robin_gradients = false with universal, found true: DeepSpeed writes "

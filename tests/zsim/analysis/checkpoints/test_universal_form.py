@@ -157,9 +157,23 @@ def test_what_ds_to_universal_cannot_do_is_refused_by_name(
     assert problem in caught.value.problems[0]
 
 
-def test_states_on_drives_are_refused() -> None:
-    with pytest.raises(ScenarioError, match="expected no states on drives with universal"):
-        scenario(3, strategy={"name": "zero3"}, offload={"optimizer": "nvme"})
+@pytest.mark.parametrize("name", ["zero3", "deepspeed3"])
+@pytest.mark.parametrize(("form", "why"), [
+    ("universal", "ds_to_universal does not read them"),
+    ("deepspeed", "DeepSpeed copies their files besides, which is not modelled"),
+])
+def test_states_on_drives_are_refused_with_what_to_do_instead(
+    name: str, form: str, why: str
+) -> None:
+    tables = {"strategy": {"name": name}, "checkpoint": {"format": form}}
+    with pytest.raises(ScenarioError) as caught:
+        scenario(3, offload={"optimizer": "nvme"}, **tables)
+    (problem,) = caught.value.problems
+    assert f"checkpoint.format: expected no states on drives with {form}, found some: {why}" in (
+        problem
+    )
+    assert 'take offload.optimizer = "cpu", or format = "sharded" with zero1 to zero3' in problem
+    scenario(3, offload={"optimizer": "cpu"}, **tables)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
