@@ -71,8 +71,8 @@ def lint(
 
     `units`: names of the modules to be wrapped. By default they are those that fully_shard or FSDP
     wrapped, else the children of the longest ModuleList that is in no other. `cluster`: the preset
-    on whose links the time of collectives is predicted. Collectives of a finding are one gather of each
-    unit.
+    on whose links the time of collectives is predicted. Collectives of a finding are one gather of
+    each unit.
 
     ArgumentError for a mesh of other axes than one or two, and for a name that is no rule's.
     """

@@ -339,8 +339,9 @@ def _as_registered(model: ModelSpec) -> Iterator[str]:
     numbered = sorted(blocks, key=lambda fqn: int(fqn.rpartition(".")[2]))
     insides = {module.path for module in model.modules if module.inside}
     tree: dict[str, Any] = {}
-    for name in (name for module in own for name in ([module.path] if module.apart else numbered)):
-        _place(tree, name.split("."))
+    for apart in dict.fromkeys(module.path if module.apart else "" for module in own):
+        for name in [apart] if apart else numbered:
+            _place(tree, name.split("."))
     for unit in model.units:
         if unit.fqn in insides:
             _place(tree, unit.fqn.split("."))

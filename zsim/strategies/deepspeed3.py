@@ -82,9 +82,9 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     forward_backward(steady, coordinator, calls, first=False)
     optimizer_step(steady, coordinator, first=False)
     built = tuple(construction(sharded).ops)
-    alike = dict.fromkeys(map(first.kind_of, range(mesh.dp_shard)))
-    kinds = {kind: number for number, kind in enumerate(alike)}
-    assignment = tuple(kinds[first.kind_of(rank)] for rank in range(mesh.dp_shard))
+    kind_of_rank = list(map(first.kind_of, range(mesh.dp_shard)))
+    kinds = {each: number for number, each in enumerate(dict.fromkeys(kind_of_rank))}
+    assignment = tuple(kinds[each] for each in kind_of_rank)
     ranks: list[RankProgram] = [
         rank_program(
             built, second=steady.asserts.ops,

@@ -34,7 +34,7 @@ SHARDED: Mapping[int, tuple[str, ...]] = {
 }
 """Kinds of memory that each stage shards; DeepSpeed's engine has buffers of its own."""
 RANKED = {"FITS": 0, "TIGHT": 1, "OOM": 2}
-GATHERS, REDUCTIONS = ("all_gather",), ("all_reduce", "reduce_scatter")
+GATHERS, REDUCTIONS = ("all_gather",), ("all_reduce", "reduce_scatter", "all_to_all")
 
 
 def faster_links_slow_no_step(run: Run) -> Iterator[str]:

@@ -118,8 +118,10 @@ class OffloadedShardedStep(ShardedStep):
     # -- ranks
 
     def kind_of(self, rank: int) -> tuple[int, ...]:
-        """All that the ops of a rank depend on: the elements of its shards."""
-        return tuple(self.sharded.local_numel(p, rank=rank) for p in self.sharded.parameters)
+        """All that the ops of a rank depend on: the elements of its shards of each size."""
+        return tuple(
+            self.sharded.local_numel(p, rank=rank) for p in self.sharded.one_of_each_size
+        )
 
     def of_rank(self, rank: int) -> list[Op]:
         """The ops of a rank."""

@@ -21,9 +21,10 @@ def packed(
     ranks, element = sharded.num_ranks, sharded.reduced_element
     if len(parameters) == 1 and not parameters[0].numel % ranks:
         return [], []
+    uneven = [p for p in parameters if p.numel % ranks]
     pads = [
         Alloc(buffer_of(p.fqn, "padding", rank), "communication", missing * element)
-        for rank in range(ranks) for p in parameters
+        for rank in range(ranks) for p in uneven
         if (missing := sharded.shard_numel(p) - sharded.local_numel(p, rank=rank))
     ]
     numel = sum(map(sharded.shard_numel, parameters)) * ranks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -268,6 +268,18 @@ class ShardedParameters(EngineLayout):
     def local_numel(self, parameter: Parameter, *, rank: int) -> int:
         """Elements of a rank's shard without padding."""
         return shard(parameter.numel, num_shards=self.num_ranks, rank=rank).numel
+
+    @cached_property
+    def index_of(self) -> Mapping[str, int]:
+        """The first place of each module in forward, by fqn."""
+        places = [(module.fqn, index) for index, module in enumerate(self.training.modules)]
+        return dict(reversed(places))
+
+    @cached_property
+    def one_of_each_size(self) -> tuple[Parameter, ...]:
+        """The first parameter of each number of elements."""
+        of_size = {p.numel: p for p in reversed(self.parameters)}
+        return tuple(of_size[numel] for numel in dict.fromkeys(p.numel for p in self.parameters))
 
     @cached_property
     def rank_numel(self) -> int:

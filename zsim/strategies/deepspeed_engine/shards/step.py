@@ -128,7 +128,7 @@ class ShardedStep(ScatteringStep):
     def _saved(self, module: str) -> tuple[str, ...]:
         """The parameters that autograd saves for the backward of a module. A norm in steps whose
         input needs no gradient saves that input alone."""
-        index = next(i for i, each in enumerate(self.training.modules) if each.fqn == module)
+        index = self.sharded.index_of[module]
         lowered, op = self.training.modules[index], self.training.model.modules[index].operators[0]
         steps = any(kernel.operator == NORM_STEP for kernel in lowered.forward.kernels)
         if op.kind == "shifted_norm" or (steps and not lowered.input_needs_gradient):
@@ -163,10 +163,13 @@ class ShardedStep(ScatteringStep):
     # -- ranks
 
     def kind_of(self, rank: int) -> tuple[int, ...]:
-        """All that the ops of a rank depend on: the elements of its shards, if anything."""
+        """All that the ops of a rank depend on: the elements of its shards of each size, if
+        anything."""
         if not self.sharded.casts:
             return ()
-        return tuple(self.sharded.local_numel(p, rank=rank) for p in self.sharded.parameters)
+        return tuple(
+            self.sharded.local_numel(p, rank=rank) for p in self.sharded.one_of_each_size
+        )
 
     def of_rank(self, rank: int) -> list[Op]:
         """The ops of a rank, which casts its shards of reduced gradients to the parameters' dtype.
