@@ -50,6 +50,7 @@ from zsim.strategies.deepspeed_engine.shards.parameters import (
     ShardedParameters,
     drive_nbytes,
     drive_problems,
+    kept_in_memory,
     misread,
     sub_group_starts,
 )
@@ -161,7 +162,9 @@ def stepped(options: Options, numels: Sequence[int], num_shards: int) -> Sequenc
 def drive_caveats(
     offload: Offload, options: Options, model: ModelSpec, mesh: Mesh
 ) -> Iterator[str]:
-    """The first gradient that DeepSpeed fails to read."""
+    """Sub-groups that are not there, and the first gradient that DeepSpeed fails to read."""
+    if in_memory := kept_in_memory(offload, options, model, mesh):
+        yield f"deepspeed3: {in_memory}"
     if fqn := misread(offload, options, model, mesh):
         yield (
             f"deepspeed3: the gradient of {fqn} is read to no multiple of 512 bytes, which fails "

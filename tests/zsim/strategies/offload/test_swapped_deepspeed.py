@@ -333,3 +333,23 @@ def test_a_gradient_at_an_address_that_direct_reads_refuse_is_warned_of() -> Non
     assert "the gradient of blocks.0.fc2.weight is read to no multiple" in told[0]
     by_itself = scenario(hidden=HIDDEN + 8 * 38, strategy={"sub_group_size": 1})
     assert not any("512 bytes" in str(each) for each in caveats(by_itself))
+
+
+@pytest.mark.parametrize(("size", "more", "told"), [
+    ("1 MiB", {}, ""), ("8 MiB", {}, ""),
+    ("8 GiB", {},
+     "3 of 3 sub-groups in host memory and not on drives, the largest with 8.00 MiB of float32 on "
+     "a rank, below 8.00 GiB of a request; take a smaller offload.block_size"),
+    ("8 MiB", {"strategy": {"sub_group_size": 3 * WEIGHT}},
+     "1 of 2 sub-groups in host memory and not on drives, the largest with 4.01 MiB"),
+    ("1 MiB", {"width": 64, "hidden": 64},
+     "1 of 1 sub-group in host memory and not on drives, the largest with 8,580 B of float32 on a "
+     'rank, below 1.00 MiB of a request; take offload.optimizer = "cpu"'),
+])
+def test_sub_groups_that_a_request_keeps_off_drives_are_warned_of_with_both_sizes(
+    size: str, more: dict[str, Any], told: str
+) -> None:
+    """The head's sub-group is below 1 MiB, which no request mends."""
+    warned = [str(each) for each in caveats(scenario(DRIVES | {"block_size": size}, **more))
+              if "not on drives" in str(each)]
+    assert [f"deepspeed3: {told}" in each for each in warned] == [True] * bool(told)

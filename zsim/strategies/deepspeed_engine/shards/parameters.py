@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
+from zsim.io.units import counted, format_bytes
 from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc
 from zsim.ir.sharding import padded_size, shard, shard_size
 from zsim.models.called_modules import containers, is_leaf
 from zsim.models.spec import ROOT, ModelSpec, Parameter
-from zsim.models.training_options import DTYPE_NBYTES, Offload, Optimizer, Precision
+from zsim.models.training_options import (
+    BLOCK_NBYTES,
+    DTYPE_NBYTES,
+    Offload,
+    Optimizer,
+    Precision,
+)
 from zsim.strategies.building.parameters import (
     named_parameters,
     trained_parameters,
@@ -21,6 +28,7 @@ from zsim.strategies.building.parameters import (
 )
 from zsim.strategies.deepspeed_engine.layout import AXIS, EngineLayout
 from zsim.strategies.deepspeed_engine.options import ShardOptions
+from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES
 from zsim.strategies.deepspeed_engine.shards.drives import SECTOR, DriveLayout, whole_kib
 
 
@@ -94,6 +102,25 @@ def drive_problems(
         yield "offload.parameters: expected cpu with frozen parameters, found nvme"
     if options.zero_hpz_partition_size > 1:
         yield "strategy.zero_hpz_partition_size: expected 1 with parameters on drives"
+
+
+def kept_in_memory(
+    offload: Offload, options: ShardOptions, model: ModelSpec, mesh: Mesh
+) -> str:
+    """The sub-groups that a large `block_size` keeps off drives, or all of them; "" for none."""
+    drives = drives_of(offload, options, model, mesh)
+    least = BLOCK_NBYTES if drives.swapped else 0
+    sizes = [MASTER_NBYTES * size for size in drives.sizes]
+    stay = [nbytes for nbytes in sizes if least <= nbytes < drives.least_nbytes]
+    if offload.optimizer != "nvme" or not stay:
+        return ""
+    return (
+        f"{len(stay):,} of {counted(len(sizes), 'sub-group')} in host memory and not on drives, "
+        f"the largest with {format_bytes(max(stay))} of float32 on a rank, below "
+        f"{format_bytes(drives.least_nbytes)} of a request; take "
+        + ("a smaller offload.block_size" if max(stay) >= BLOCK_NBYTES
+           else 'offload.optimizer = "cpu"')
+    )
 
 
 def misread(offload: Offload, options: ShardOptions, model: ModelSpec, mesh: Mesh) -> str:
