@@ -216,10 +216,21 @@ def test_a_config_with_the_optimizer_on_drives_is_the_engine_with_its_buffers_an
     assert made.scenario.options.sub_group_size == 10**8
     assert made.scenario.optimizer.clip_norm == 0.5
     assert not any("stands in" in line for line in made.assumed)
+    assert (
+        "offload.queue_depth = 64: queue_depth 32 of each of 2 threads (intra_op_parallelism); "
+        "files are of whole KiB, as with one thread, and not of 2 KiB"
+    ) in made.assumed
     assert made.ignored["aio.thread_count"] == (
         "the older name of intra_op_parallelism, which DeepSpeed does not read"
     )
     assert "aio.single_submit" in made.ignored
+
+
+def test_one_thread_for_drives_has_nothing_assumed(tmp_path):
+    config = deepcopy(WITH_DRIVES) | {"aio": {"queue_depth": 32, "intra_op_parallelism": 1}}
+    made = imported(tmp_path, config, **MICRO)
+    assert made.scenario.offload.queue_depth == 32
+    assert not any("thread" in line for line in made.assumed)
 
 
 def test_threads_without_a_depth_have_deepspeeds_own_each_and_gds_is_refused(tmp_path):

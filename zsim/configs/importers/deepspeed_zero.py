@@ -74,8 +74,14 @@ def read_requests(config: ConfigKeys, draft: Draft) -> None:
     size = table.whole("block_size")
     draft.put("offload.block_size", None if size is None else f"{size} B")
     depth, threads = table.whole("queue_depth"), table.whole("intra_op_parallelism") or 1
-    if depth is not None or threads > 1:
-        draft.put("offload.queue_depth", (QUEUE_DEPTH if depth is None else depth) * threads)
+    if threads > 1:
+        depth = QUEUE_DEPTH if depth is None else depth
+        draft.notes.assume(
+            f"offload.queue_depth = {depth * threads:,}: queue_depth {depth:,} of each of "
+            f"{threads:,} threads (intra_op_parallelism); files are of whole KiB, as with one "
+            f"thread, and not of {threads:,} KiB"
+        )
+    draft.put("offload.queue_depth", None if depth is None else depth * threads)
     table.ignore("the older name of intra_op_parallelism, which DeepSpeed does not read",
                  "thread_count")
     table.ignore("the order of requests to drives is not modelled", "single_submit",
