@@ -85,6 +85,9 @@ def scenarios() -> list[Scenario]:
         *(scenario(1280, optimizer=each, offload=offload) for each, offload in product(
             ({"name": "sgd"}, {"name": "sgd", "momentum": 0.9, "clip_norm": 1.0},
              {"implementation": "fused", "clip_norm": 0.5}), (PLAIN, BOTH))),
+        # as few buffers as train: without states, and of one sub-group with both pipelines
+        scenario(1280, optimizer={"name": "sgd"}, offload=PLAIN | {"buffer_count": 2}),
+        scenario(1280, offload=BOTH | {"buffer_count": 4}, sub_group_size=10**9),
         # more gradients than buffers, one in a bucket and several
         *(scenario(1280, dims=(512,) * 5, sub_group_size=1, reduce_bucket_size=size, dtype=dtype)
           for size, dtype in ((1_000_000, "fp32"), (1_500_000, "bf16"))),

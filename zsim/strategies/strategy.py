@@ -162,7 +162,8 @@ class Strategy:
     """`drive_nbytes(offload, options, model, mesh, precision, optimizer)`: bytes of a rank there.
     """
     drive_problems: Callable[..., Iterable[str]] = _no_lines
-    """`drive_problems(offload, options, model, mesh, precision)`: refusals of states there."""
+    """`drive_problems(offload, options, model, mesh, precision, optimizer)`: refusals of states
+    there."""
     drive_caveats: Callable[..., Iterable[str]] = _no_lines
     """`drive_caveats(offload, options, model, mesh)`: what its user may not expect of drives."""
     offload_option: str = ""

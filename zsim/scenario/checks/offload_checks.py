@@ -62,7 +62,9 @@ def problems(
                 "offload.parameters: expected cpu with parameters that stay whole, found nvme; "
                 "leave out strategy.persistence_threshold and zero2_threshold"
             )
-        yield from STRATEGIES[strategy].drive_problems(offload, options, model, mesh, precision)
+        yield from STRATEGIES[strategy].drive_problems(
+            offload, options, model, mesh, precision, optimizer
+        )
         yield from _room_on_drives(
             offload, cluster, nbytes=STRATEGIES[strategy].drive_nbytes(
                 offload, options, model, mesh, precision, optimizer
@@ -134,7 +136,7 @@ def _drives(offload: Offload, optimizer: Optimizer, *, is_own: bool) -> Iterator
         )
         return
     needed = host_buffers.BUFFERS_PER_GROUP * offload.groups_in_flight
-    if offload.buffer_count < needed:
+    if offload.buffer_count < needed and is_own:
         yield (
             f"offload.buffer_count: expected at least {needed}, four for each group in flight, "
             f"found {offload.buffer_count}"

@@ -123,8 +123,8 @@ TRAINING_TABLES: Mapping[str, Any] = {
                 "DeepSpeedCPUAdam, in one pass."
             ),
             "buffer_count": _key(
-                "Pinned buffers for drives, each as large as the largest float32 shard, or sub-"
-                "group of deepspeed3: four for each group in flight.",
+                "Pinned buffers for drives, each of the largest float32 shard, or sub-group of "
+                "deepspeed3: four for each group in flight, or fewer (deepspeed3 with sgd).",
                 ge=1, le=1024,
             ),
             "max_in_cpu": _key(

@@ -81,6 +81,11 @@ class DriveLayout:
         """Bytes of all page-locked buffers."""
         return self.offload.buffer_count * self.buffer_numel * MASTER_NBYTES
 
+    def least_buffers(self, optimizer: Optimizer) -> int:
+        """The buffers that a step needs: gradient, copy and states of each sub-group in flight."""
+        in_flight = min(self.offload.groups_in_flight, len(self.swapped))
+        return in_flight * (2 + len(state_names(optimizer)))
+
     def nbytes(self, optimizer: Optimizer) -> int:
         """Bytes of a rank's files, with a gradient as large as its sub-group."""
         each = 2 + len(state_names(optimizer))

@@ -77,14 +77,22 @@ def drive_nbytes(
 
 
 def drive_problems(
-    offload: Offload, options: ShardOptions, model: ModelSpec, mesh: Mesh, precision: Precision
+    offload: Offload, options: ShardOptions, model: ModelSpec, mesh: Mesh, precision: Precision,
+    optimizer: Optimizer,
 ) -> Iterator[str]:
-    """Refusals of parameters on drives, one line each, the scenario's key first."""
+    """Refusals of too few buffers and of parameters on drives, one line each, the scenario's key
+    first."""
+    drives = drives_of(offload, options, model, mesh)
+    if offload.buffer_count < (needed := drives.least_buffers(optimizer)):
+        yield (
+            f"offload.buffer_count: expected at least {needed}, for gradient, copy and states of "
+            f"each sub-group in flight, found {offload.buffer_count}"
+        )
     if offload.parameters != "nvme":
         return
     most = max(shard_size(p.numel, mesh.size(AXIS)) for p in model.parameters)
     nbytes = most * DTYPE_NBYTES[precision.parameters]
-    least = drives_of(offload, options, model, mesh).least_nbytes
+    least = drives.least_nbytes
     if most > offload.parameter_buffer_size and nbytes >= least:
         yield (
             f"offload.parameter_buffer_size: expected at least {most:,} elements, the largest "
