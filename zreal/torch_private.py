@@ -235,6 +235,13 @@ def without_memory(kind: type[torch.Tensor], like: torch.Tensor) -> torch.Tensor
     return made
 
 
+def extension_folder(name: str) -> str:
+    """The folder in which torch compiles an extension in C++ of that name; it is made."""
+    from torch.utils import cpp_extension  # takes a moment, and few need it
+
+    return cpp_extension._get_build_directory(name, False)
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """True where autograd knows a tensor as a view, which then holds its base."""
     return bool(tensor._is_view())

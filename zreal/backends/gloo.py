@@ -82,12 +82,14 @@ class GlooBackend:
                 remedy="use the backend fake, or torchrun -m zreal.worker on a cluster",
             )
         with uncollected():
+            from zreal.observer.subjects.deepspeed_ops import require_compiled
             from zreal.processes import launch
             from zreal.processes.reports.failure_report import LaunchError
             from zreal.rank import run as rank_run
             from zreal.rank.choice import choose_numerics
 
         interpreter = rank_run.interpreter_of(scenario, options.interpreter)
+        require_compiled(scenario, device_type=self.device)
         require_transformers(scenario, self.name)
         if scenario.faults:  # at ops that are there
             faulty_program(plan(scenario, device=self.device), scenario.faults)

@@ -26,6 +26,7 @@ from zreal.modules.initial_values import Make, by_unit
 from zreal.modules.modules import Model
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.observer.subjects import Subject
+from zreal.observer.subjects.deepspeed_ops import require_async_io, require_compiled
 from zreal.processes.rank_folder import make_folder, remove_folders
 from zsim.errors import BackendUnavailableError
 from zsim.io.units import format_bytes
@@ -90,6 +91,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Sub
     deepspeed = _deepspeed(mesh.device_type)
     if scenario.offload.uses_drives:
         require_async_io(deepspeed.ops.op_builder.AsyncIOBuilder().is_compatible())
+    require_compiled(scenario, device_type=mesh.device_type)
     # an engine before it in this process may have had other groups for copies of parameters
     deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     if mesh.device_type == "cpu":  # torch computes in fp16 there, though slowly
@@ -151,19 +153,8 @@ def require_kernels(scenario: Scenario, *, device_type: str) -> None:
         raise BackendUnavailableError(
             where='offload.adam = "deepspeed"',
             expected=f"{' and '.join(COMPILERS)} on the path, with which DeepSpeed compiles its "
-                     "Adam at the first use",
+                     "Adam",
             found=f"no {missing[0]}", remedy="install it, or use adam = \"torch\"",
-        )
-
-
-def require_async_io(is_compatible: bool) -> None:
-    """BackendUnavailableError where DeepSpeed cannot compile the op that reads and writes files."""
-    if not is_compatible:
-        raise BackendUnavailableError(
-            where='offload.optimizer = "nvme"',
-            expected="libaio and its headers, with which DeepSpeed compiles its op async_io at the "
-                     "first use",
-            found="none", remedy='apt install libaio-dev, or use optimizer = "cpu"',
         )
 
 
