@@ -22,6 +22,10 @@ from zsim.errors import ZsimError
 Case = TypeVar("Case")
 Result = TypeVar("Result")
 
+SIGNAL_S = 1.0
+"""Seconds after which waiting begins anew: Python acts on a signal between two calls of the system,
+and one that comes just before such a call does not interrupt it."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
@@ -74,7 +78,7 @@ class Workers(Generic[Case, Result]):
 
     def _result(self, number: int) -> Result:
         while number not in self._answers:
-            for answers in select.select([*self._busy], [], [])[0]:
+            for answers in select.select([*self._busy], [], [], SIGNAL_S)[0]:
                 try:
                     answer = pickle.load(answers)
                 except (EOFError, pickle.UnpicklingError):

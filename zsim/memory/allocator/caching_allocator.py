@@ -53,11 +53,6 @@ class DeviceFullError(ZsimError):
     """True if five micro-batches fill the device as any larger number does."""
 
 
-def round_size(nbytes: int) -> int:
-    """`nbytes`, at least 1, as the allocator counts them: rounded up to 512 B."""
-    return -(-nbytes // MIN_BLOCK) * MIN_BLOCK
-
-
 def segment_size(size: int) -> int:
     """Bytes that cudaMalloc is asked for when no free block holds the rounded `size`."""
     if size <= SMALL_SIZE:

@@ -16,7 +16,6 @@ from zsim.memory.allocator.caching_allocator import (
     SMALL_SIZE,
     CachingAllocator,
     DeviceFullError,
-    round_size,
     segment_size,
 )
 
@@ -33,6 +32,11 @@ STEPS = st.lists(
     st.tuples(SIZES, st.sampled_from(["compute", "all_gather"]), st.integers(0, 10**6)), max_size=60
 )
 """(bytes, stream, choice): an even choice allocates, an odd one frees one of the live blocks."""
+
+
+def round_size(nbytes: int) -> int:
+    """`nbytes`, at least 1, rounded up to 512 B."""
+    return -(-nbytes // 512) * 512
 
 
 def pieces(allocator: CachingAllocator) -> list[list[tuple[int, bool]]]:
@@ -69,10 +73,11 @@ def test_a_size_is_rounded_to_512_bytes_and_its_segment_is_2_mib_20_mib_or_its_o
     nbytes, rounded, segment
 ):
     allocator = CachingAllocator()
-    allocator.allocate(nbytes, stream="compute")
+    block = allocator.allocate(nbytes, stream="compute")
     assert (round_size(nbytes), segment_size(rounded), allocator.reserved) == (
         rounded, segment, segment,
     )
+    assert block.size - rounded in (0, segment - rounded)
 
 
 def test_a_small_block_is_split_off_when_512_bytes_remain():
@@ -241,7 +246,7 @@ class Naive:
         self.top = 0
 
     def allocate(self, nbytes: int, stream: str) -> tuple[int, int]:
-        size = -(-nbytes // 512) * 512
+        size = round_size(nbytes)
         pool = (stream, size <= MIB)
         fits = [
             (piece[1], piece[0], blocks)
