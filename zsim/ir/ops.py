@@ -128,6 +128,9 @@ ACCUMULATE = "accumulate"
 """Operator that adds a gradient to the one that is there."""
 SCALE_SCORES, MASK_SCORES = "scale_scores", "mask_scores"
 """Operators of explicit attention on its scores, before their softmax."""
+SOFTMAX_PRODUCT = "softmax_product"
+"""Operator that multiplies a gradient by the result of softmax, as its backward does first on a
+GPU."""
 MOVE_GRADIENT = "move_gradient"
 """Operator that copies gradients into the buffer that is reduced, and back, or casts them to
 float32. It takes no time where gradients are kept in that buffer."""

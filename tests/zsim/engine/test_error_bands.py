@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from math import hypot
+from math import hypot, inf
 from typing import Any
 
 import pytest
@@ -133,7 +133,7 @@ def test_more_nodes_than_were_fitted_widen_the_upper_side_with_each_doubling() -
         assert shares.factors == (low, pytest.approx(high + shares.growth))
 
 
-def test_pauses_of_a_gpu_s_host_widen_the_upper_side_by_as_much_on_any_step() -> None:
+def test_pauses_of_a_gpu_s_host_widen_the_upper_side_by_as_much_on_any_long_step() -> None:
     """Nine of ten of the steps that two GPUs took lie no further above the fastest of their run."""
     for ranks in (1, 8):
         shares = step_shares("dgx-h100", ranks=ranks)
@@ -142,12 +142,14 @@ def test_pauses_of_a_gpu_s_host_widen_the_upper_side_by_as_much_on_any_step() ->
         assert (high - 1) ** 2 - (steady - 1) ** 2 == pytest.approx(shares.paused**2)
         assert low == replace(shares, paused=0.0).factors[0]
     assert step_shares("cpu-gloo", ranks=2).paused == 0.0
-    excess = []
+    excess, shortest = [], inf
     for name in ("gpu", "gpu_h100"):
         record = json.loads((ROOT / f"tests/measured/{name}.json").read_text())
         for row in record["steps"]["measured"]:
             times = row["measured"]["step_times_ns"]
             excess += [ns - min(times) for ns in times]
+            shortest = min(shortest, *times)
+    assert shortest == pytest.approx(error_bands.PAUSED_NS, rel=0.02)
     assert len(excess) == 89
     assert percentile(excess, 90) == pytest.approx(error_bands.PAUSE_NS, rel=0.02)
 

@@ -12,11 +12,14 @@ from zsim.errors import ProgramError, ZsimError
 from zsim.io.system.forked import Workers
 
 SLEEPERS = """
-import os, time
+import os, signal, time
 from zsim.io.system import parallel
 
+# a shell's background jobs ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 def case(number):
-    print(os.getpid(), flush=True)
+    os.write(1, f"{os.getpid()}\\n".encode())  # whole, though the other writes too
     time.sleep(600)
 
 parallel._cores = lambda: 2

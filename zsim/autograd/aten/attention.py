@@ -177,12 +177,11 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
             drops=drops,
             moved=moves * nbytes,
             backward_moved=3 * nbytes if operator == "softmax" else moves * nbytes,
+            # on a GPU torch multiplies the gradient by the result in a kernel of its own
+            backward_first=3 * nbytes if (operator, sizes.device) == ("softmax", "cuda") else 0,
         )
 
-    scaled = step(SCALE_SCORES, raw, scores, drops=(raw,))
-    if sizes.device == "cuda":  # it has a product of softmax's backward too, which fusion spares
-        scaled = replace(scaled, backward_moved=scaled.backward_moved + 3 * nbytes)
-    yield scaled
+    yield step(SCALE_SCORES, raw, scores, drops=(raw,))
     if op.causal:
         yield constant(f"{name}.ones", length * length)
         yield constant(f"{name}.mask", length * length, drops=(f"{name}.ones",))

@@ -47,6 +47,7 @@ class Call:
     - `dtype` of its work, "" for the model's. `shape` of its kernel: `zsim.ir.ops.Kernel`.
     - `moved` 0: no kernel of its own; the operator's main kernels count its work.
     - `singly`, and `backward_singly`: elements that its kernels take one by one.
+    - `backward_first`: bytes of a kernel in backward before the others.
     - `addmm`: a linear with a bias, frozen or not. `head`: the model's last.
     - `one_node`: a linear that multiplies and adds its `bias`, frozen or not, by itself (Operator,
       ONE_NODE).
@@ -79,6 +80,7 @@ class Call:
     backward_moved: Final[int] = 0
     singly: Final[int] = 0
     backward_singly: Final[int] = 0
+    backward_first: Final[int] = 0
     crossed: Final[bool] = False
     in_place: Final[bool] = False
     joint: Final[bool] = False

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from zsim.autograd.aten.call import Call
-from zsim.ir.ops import ATTENTION_BACKWARD, CLONE, HEAD, Kernel
+from zsim.ir.ops import ATTENTION_BACKWARD, CLONE, HEAD, SOFTMAX_PRODUCT, Kernel
 from zsim.models.spec import Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 
@@ -91,6 +91,8 @@ def _of_call(call: Call, dtype: str, needs_gradient: Collection[str]) -> Iterato
             CLONE if call.view else call.operator, flops, call.backward_moved, dtype,
             singly=call.backward_singly,
         )
+    if call.backward_first:
+        yield Kernel(SOFTMAX_PRODUCT, 0, call.backward_first, dtype)
 
 
 def _of_products(call: Call, dtype: str, needs_gradient: Collection[str]) -> Iterator[Kernel]:

@@ -61,6 +61,8 @@ Processors differ by that factor of two: gaps of 5 to 10 us a kernel."""
 PAUSE_NS = 7_400_000
 """Nanoseconds by which a host that pauses may make a step longer. Of 89 steps of single GPUs, nine
 of ten took at most so much more than the fastest of their run (tests/measured, two hosts)."""
+PAUSED_NS = 58_000_000
+"""The shortest of these steps. In a shorter one a host pauses in proportion to it."""
 FULL = 0.25
 """Share by which a step that gives cached memory back may take longer. Such steps take 10 to 25 %
 longer in all: 4 to 12 % on one H100 (tests/measured), 19 % in thunder's issue 420. The calls of
@@ -124,7 +126,7 @@ def step_shares(
         ),
         hidden=hidden / step, spare=max(0, took["around"] - hidden) / step,
         growth=GROWTH * max(0.0, log2(costs.cluster.num_nodes / KNOWN_NODES)),
-        paused=0.0 if costs.cluster.kind == "cpu" else PAUSE_NS / step,
+        paused=0.0 if costs.cluster.kind == "cpu" else PAUSE_NS / max(step, PAUSED_NS),
         issuing=0.0 if costs.execution.synchronous else took["issuing"] / step,
         stepped=0.0 if costs.cluster.kind == "cpu" else took["stepped"] / step,
         full=FULL if program.room == "tight" else 0.0,

@@ -137,10 +137,12 @@ def _memory_s(kernel: Kernel, device: Device, execution: Execution) -> float:
     rate = device.memory_bandwidth * device.elementwise_efficiency if moved is None else plain
     if not is_singly(kernel, device, execution):
         return nbytes / rate
+    slow = kernel.singly / (SINGLY * 1e9 * device.num_sms * device.clocks)
+    if kernel.operator in STREAMS:  # all of its elements are
+        return max(nbytes / rate, slow)
     # each is read and written once
     apart = min(nbytes, 2 * DTYPE_NBYTES[kernel.dtype] * kernel.singly)
-    slow = kernel.singly / (SINGLY * 1e9 * device.num_sms * device.clocks)
-    return (nbytes - apart) / rate + max(apart / plain, slow)
+    return (nbytes - apart) / rate + max(apart / rate, slow)
 
 
 def is_singly(kernel: Kernel, device: Device, execution: Execution = EAGER) -> bool:

@@ -35,6 +35,7 @@ from zsim.ir.ops import (
     MASK_SCORES,
     MOVE_GRADIENT,
     SCALE_SCORES,
+    SOFTMAX_PRODUCT,
     Kernel,
     Op,
 )
@@ -138,9 +139,14 @@ class Costs:
     def _is_fused(self, kernel: Kernel) -> bool:
         """True where another kernel does this one's work, or none has to.
 
-        Gradients that lie in the buffer which is reduced are not moved.
+        Gradients that lie in the buffer which is reduced are not moved. A compiled kernel writes
+        heads in the order that the next wants.
         """
         accumulation = self.execution.accumulation
+        if kernel.operator == CLONE:
+            return self.execution.compile
+        if kernel.operator == SOFTMAX_PRODUCT:
+            return self.execution.compile or self.execution.softmax == "fused"
         if kernel.operator in (SCALE_SCORES, MASK_SCORES):
             return self.execution.softmax == "fused"
         return (kernel.operator == ACCUMULATE and accumulation == "fused") or (
@@ -343,8 +349,7 @@ class Costs:
         """The number of launches by the host for an op's `kernels`.
 
         One kernel of a Program may stand for several launches, or for none where another does its
-        work. A compiled one writes heads in the order that the next wants. Cached as `compute_ns`
-        is.
+        work. Cached as `compute_ns` is.
         """
         known = self._launches.get(id(kernels))
         if known is None:
@@ -352,6 +357,5 @@ class Costs:
                 1 + kernel_time.more_kernels(kernel, self.execution)
                 for kernel in kernels
                 if not self._is_fused(kernel)
-                and not (kernel.operator == CLONE and self.execution.compile)
             )
         return known[1]

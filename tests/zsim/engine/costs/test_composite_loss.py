@@ -144,13 +144,21 @@ execution = {{ {execution} }}
 
 
 def test_a_fused_softmax_scales_and_masks_in_its_own_kernel() -> None:
-    """Scale and mask, each forward and backward, are two launches and their time less; nothing else
-    changes."""
+    """Scale and mask, each forward and backward, are two launches and their time less, and the
+    product of softmax's backward is one; nothing else changes."""
     _, eager, issued = attended("")
     _, fused, fewer = attended('softmax = "fused"')
-    assert issued - fewer == 4
-    assert min(eager["scale_scores"], eager["mask_scores"]) > 0
-    assert eager | {"scale_scores": 0, "mask_scores": 0} == fused
+    assert issued - fewer == 5
+    spared = ("scale_scores", "mask_scores", "softmax_product")
+    assert min(eager[name] for name in spared) > 0
+    assert eager | dict.fromkeys(spared, 0) == fused
+
+
+def test_compiled_kernels_lay_heads_out_and_multiply_in_softmaxs_backward() -> None:
+    _, eager, _ = attended("")
+    _, compiled, _ = attended("compile = true")
+    assert min(eager["clone"], eager["softmax_product"]) > 0
+    assert (compiled["clone"], compiled["softmax_product"]) == (0, 0)
 
 
 def test_products_alone_are_as_much_faster_as_the_best_published_ones_are() -> None:

@@ -15,6 +15,7 @@ from zsim.cluster.cluster_presets import load_cluster
 from zsim.cluster.devices import devices, load_device
 from zsim.engine.costs.kernel_time import (
     COMPILED_SHARE,
+    SINGLY,
     is_misaligned,
     kernel_ns,
     problems,
@@ -341,3 +342,17 @@ def test_a_scenario_names_what_its_device_cannot_execute() -> None:
     assert [problem.split(": ")[1] for problem in refused.value.problems] == [
         "execution.float8", "execution.attention_kernels"
     ]
+
+
+@pytest.mark.parametrize("name", devices())
+@pytest.mark.parametrize(("operator", "bytes_each"), [("copy", 6), ("add", 10), ("clone", 4)])
+def test_elements_one_by_one_take_no_less_and_all_of_them_no_more_than_the_slower_bound(
+    name: str, operator: str, bytes_each: int
+) -> None:
+    device, numel = load_device(name), 2**26
+    together = Kernel(operator, 0, bytes_each * numel, "bfloat16")
+    apart = kernel_ns(replace(together, singly=numel), device)
+    assert apart >= kernel_ns(together, device)
+    if device.num_sms > 1:
+        slow = ceil(1e9 * numel / (SINGLY * 1e9 * device.num_sms * device.clocks)) + device.kernel
+        assert apart == max(slow, kernel_ns(together, device))

@@ -104,6 +104,7 @@ def test_explicit_attention_copies_heads_and_masks_one_by_one() -> None:
 def test_softmax_s_backward_multiplies_first_on_a_gpu() -> None:
     scores = (
         "scale_scores forward", "scale_scores backward", "softmax forward", "softmax backward",
+        "softmax_product backward",
     )
     kernels = ("aten::mul", "aten::_softmax", "aten::_softmax_backward_data")
     assert abs(ratio("GPT-2", scores, PROFILES["GPT-2"]["kernel_ns"], kernels) - 1) <= 0.2
