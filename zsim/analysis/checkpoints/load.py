@@ -2,7 +2,8 @@
 
 DCP reads one stored tensor after another and copies the part that the rank needs. A tensor stays in
 host memory until the next is there. Rank 0 reads a consolidated one, then broadcasts tensor by
-tensor (`broadcast_from_rank0`). DeepSpeed's ranks read a file of their own, and that of the model.
+tensor (`broadcast_from_rank0`). DeepSpeed's ranks read a file of their own, and that of the model
+twice.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from zsim.strategies.building.step_builder import StepBuilder
 
 SMALL = 1024
 """Bytes of tensors up to which they are read last and together, as step counters are."""
+CHECKED = Buffer("checked")
 Loads = Callable[[RankFiles, TrainingState, Sequence[FileRead], int], StepBuilder]
 """Issues the ops of one rank, which reads from files, and returns them."""
 
@@ -84,12 +86,19 @@ def _consolidated(
 def _deepspeed(
     ops: RankFiles, state: TrainingState, reads: Sequence[FileRead], rank: int
 ) -> StepBuilder:
-    """Files are whole in host memory before any of their tensors is copied."""
+    """Files are whole in host memory before any of their tensors is copied. That of the model is
+    read once more ahead of them, to look whether it is whole (SDLoaderBase.check_ckpt_list)."""
+    model = sum(
+        state.whole_nbytes(part, entry)
+        for part, _, entry in state.pairs() if part.name == "parameters"
+    )
+    checked: list[HostEvent] = [pageable(CHECKED, model), Free(CHECKED)] if model else []
     for number, read in enumerate(reads):
         ops.last = ops.files(
-            "read", "partition", read.nbytes, waits=ops.after(),
-            host=(pageable(numbered("read", number), read.nbytes),),
+            "read", "partition", read.nbytes + (0 if number else model), waits=ops.after(),
+            host=(*checked, pageable(numbered("read", number), read.nbytes)),
         )
+        checked = []
     for number, read in enumerate(reads):
         ops.last = ops.to_device(
             "partition", read.used, waits=ops.after(), host=(Free(numbered("read", number)),)

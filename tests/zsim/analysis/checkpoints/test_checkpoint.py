@@ -176,6 +176,23 @@ def test_deepspeeds_loads_hold_a_ranks_own_file_and_the_models() -> None:
     assert own.load.memory.host_bytes == sum(nbytes.values())
 
 
+@pytest.mark.parametrize(("strategy", "times"), [("zero2", 2), ("zero3", 0)])
+def test_deepspeeds_loads_read_the_models_file_twice(strategy: str, times: int) -> None:
+    """So did DeepSpeed 0.19.8, whose first read looks whether it is whole."""
+    own = checkpoint(scenario(strategy=strategy, format="deepspeed"))
+    model, states = 0, 0
+    for file in own.files:
+        if file.name.endswith("model_states.pt"):
+            model += file.nbytes
+        elif file.rank == 1:
+            states += file.nbytes
+    read = sum(
+        kernel.nbytes for op in own.load.program.of_rank(1).steady if op.stream == "files"
+        for kernel in op.kernels
+    )
+    assert (read, bool(model)) == (times * model + states, bool(times))
+
+
 @pytest.mark.parametrize("table", FORMATS, ids=str)
 def test_programs_are_valid_and_read_back_from_their_text(table: dict[str, Any]) -> None:
     own = checkpoint(small(**table))
