@@ -45,7 +45,11 @@ from zsim.strategies.deepspeed_engine.shards.module_calls import (
     Returned,
     module_calls,
 )
-from zsim.strategies.deepspeed_engine.shards.offloaded_step import OffloadedShardedStep, pinned
+from zsim.strategies.deepspeed_engine.shards.offload.offloaded_step import (
+    OffloadedShardedStep,
+    pinned,
+)
+from zsim.strategies.deepspeed_engine.shards.offload.swapping_step import SwappingShardedStep
 from zsim.strategies.deepspeed_engine.shards.parameters import (
     ShardedParameters,
     drive_nbytes,
@@ -55,7 +59,6 @@ from zsim.strategies.deepspeed_engine.shards.parameters import (
     sub_group_starts,
 )
 from zsim.strategies.deepspeed_engine.shards.step import ShardedStep
-from zsim.strategies.deepspeed_engine.shards.swapping_step import SwappingShardedStep
 from zsim.strategies.strategy import Formula, Strategy
 
 Options = ShardOptions

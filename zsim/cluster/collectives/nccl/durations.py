@@ -23,7 +23,6 @@ from zsim.cluster.collectives.nccl.tuner import (
     NVLS_EFFICIENCY,
     NVLS_TREE_MOST,
     PAT_SHARE,
-    RING_STEPS,
     Algorithm,
     Graph,
     Protocol,
@@ -33,6 +32,7 @@ from zsim.cluster.collectives.nccl.tuner import (
     tree_bus_gb_s,
     tree_dip,
 )
+from zsim.cluster.collectives.ring import PASSES
 from zsim.cluster.links import Generation
 
 KIB, MIB = 2**10, 2**20
@@ -138,7 +138,7 @@ def channels(communicator: Communicator, algorithm: Algorithm) -> int:
 
 def factor(op: str, num_ranks: int) -> float:
     """Message bytes to bytes that each link carries: 1 for a broadcast, steps/N otherwise."""
-    return 1.0 if op == "broadcast" else RING_STEPS[op] * (num_ranks - 1) / num_ranks
+    return 1.0 if op == "broadcast" else PASSES[op] * (num_ranks - 1) / num_ranks
 
 
 def like(op: str) -> str:
@@ -185,7 +185,7 @@ def bus_gb_s(communicator: Communicator, constants: Constants) -> float:
 
 def passes(op: str) -> int:
     """Number of times that the message goes round; a broadcast goes down the ring once."""
-    return 1 if op == "broadcast" else RING_STEPS[op]
+    return 1 if op == "broadcast" else PASSES[op]
 
 
 def _protocols(communicator: Communicator) -> tuple[Protocol, ...]:

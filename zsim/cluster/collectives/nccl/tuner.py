@@ -17,17 +17,13 @@ from itertools import pairwise
 from math import log2
 from typing import Literal
 
+from zsim.cluster.collectives.ring import PASSES
 from zsim.cluster.links import Generation, Processor
 
 Algorithm = Literal["ring", "tree", "nvls", "nvls_tree", "pat", "pairs"]
 Protocol = Literal["LL", "LL128", "Simple"]
 
 GENERATIONS: tuple[Generation, ...] = ("volta", "ampere", "hopper", "blackwell")
-RING_STEPS: dict[str, int] = {
-    "all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1
-}
-"""Number of times that a ring of N ranks goes its N−1 steps, by collective. In an all-to-all
-each rank sends as much, to N−1 others."""
 
 # Source of every table below: NCCL 2.30.7, src/graph/tuning.cc; microseconds, or GB/s per channel
 # where that is said.
@@ -150,7 +146,7 @@ def hop_us(kind: str) -> float:
 def num_steps(op: str, num_ranks: int) -> int:
     """Steps of a ring: 2(N−1) for all-reduce, N−1 for all-gather and reduce-scatter. KeyError for
     another collective."""
-    return RING_STEPS[op] * (num_ranks - 1)
+    return PASSES[op] * (num_ranks - 1)
 
 
 def bus_factor(op: str, num_ranks: int) -> float:
@@ -229,7 +225,7 @@ def latency_us(op: str, algorithm: Algorithm, protocol: Protocol, system: System
     inter = HOPS["network"]["tree" if p == 1 and algorithm == "ring" else algorithm][protocol]
     levels = m.bit_length() - 1
     if algorithm == "ring":
-        crossing = RING_STEPS[op] * (m - 1)
+        crossing = PASSES[op] * (m - 1)
         overhead = (
             NETWORK_OVERHEAD[system.processor] * (3 if protocol == "Simple" else 1)
             if m > 1

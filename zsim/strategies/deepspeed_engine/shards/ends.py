@@ -31,10 +31,10 @@ from zsim.strategies.deepspeed_engine.optimizer import (
 )
 from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES
 from zsim.strategies.deepspeed_engine.searching import searching_kernels
-from zsim.strategies.deepspeed_engine.shards import offloaded_optimizer
 from zsim.strategies.deepspeed_engine.shards.coordinator import Coordinator
 from zsim.strategies.deepspeed_engine.shards.gathering import persistent_buffer, secondary_copy
-from zsim.strategies.deepspeed_engine.shards.offloaded_step import OffloadedShardedStep
+from zsim.strategies.deepspeed_engine.shards.offload import offloaded_optimizer
+from zsim.strategies.deepspeed_engine.shards.offload.offloaded_step import OffloadedShardedStep
 from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
 from zsim.strategies.deepspeed_engine.shards.step import ShardedStep
 

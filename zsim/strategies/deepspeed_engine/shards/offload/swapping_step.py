@@ -27,7 +27,10 @@ from zsim.strategies.deepspeed_engine.offload.placement import STATES, Event, pl
 from zsim.strategies.deepspeed_engine.partition import Bucket
 from zsim.strategies.deepspeed_engine.shards.coordinator import Gather
 from zsim.strategies.deepspeed_engine.shards.drives import SWAP, aligned, drive, moved
-from zsim.strategies.deepspeed_engine.shards.offloaded_step import SENT, OffloadedShardedStep
+from zsim.strategies.deepspeed_engine.shards.offload.offloaded_step import (
+    SENT,
+    OffloadedShardedStep,
+)
 
 KEPT = "kept"
 """Place holder: what is left of a sub-group's gradients on the device."""

@@ -25,7 +25,7 @@ from zsim.strategies.deepspeed_engine.offload.placement import (
     step_memory,
 )
 from zsim.strategies.deepspeed_engine.optimizer import clipped
-from zsim.strategies.deepspeed_engine.shards.offloaded_step import (
+from zsim.strategies.deepspeed_engine.shards.offload.offloaded_step import (
     DROPPED,
     SUMMED,
     TOLD,

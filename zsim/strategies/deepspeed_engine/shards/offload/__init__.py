@@ -1,0 +1,1 @@
+"""Stage 3 with states in host memory or on drives."""
