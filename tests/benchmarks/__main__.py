@@ -65,10 +65,11 @@ def folded_step() -> float:
     return seconds(lambda: SimBackend().run(case, options=RunOptions()))
 
 
-def over_drives() -> float:
-    """A step of Llama 2 70B whose states are on drives, from the loaded scenario to the Run."""
-    case = scenario.load(HERE / "zero3-70b-nvme-64-ranks.toml")
-    return seconds(lambda: SimBackend().run(case, options=RunOptions()))
+def over_drives(strategy: str) -> Measure:
+    """Seconds of a step of Llama 2 70B whose states are on drives, from the loaded scenario to the
+    Run."""
+    case = scenario.load(HERE / "zero3-70b-nvme-64-ranks.toml").with_(strategy={"name": strategy})
+    return lambda: seconds(lambda: SimBackend().run(case, options=RunOptions()))
 
 
 def row_of_a_sweep(key: str, values: Sequence[int]) -> Measure:
@@ -171,7 +172,8 @@ BENCHMARKS: dict[str, tuple[float, int, Measure]] = {
         0.100, 7, memory_timeline("fsdp2-405b-1024-ranks.toml")
     ),
     "one 32-layer step folded, in process": (0.030, 15, folded_step),
-    "Llama 2 70B, states on drives, 64 ranks, in process": (0.5, 7, over_drives),
+    "Llama 2 70B, states on drives, 64 ranks, in process": (0.5, 7, over_drives("zero3")),
+    "the same under deepspeed3, in process": (0.5, 7, over_drives("deepspeed3")),
     "16,384 ranks x 126 layers folded, in process": (0.1, 5, all_folded),
     "16,384 ranks x 126 layers, all distinct, in process": (60.0, 1, all_distinct),
     "row of a sweep, 25 to 32 layers in turn, in process": (

@@ -146,8 +146,10 @@ class Layers:
     def of(
         cls, program: Program, *, costs: CostModel, later: Sequence[Mapping[int, int]]
     ) -> Layers | None:
-        """The layers of `program`, or None where few ops recur; `later` as `IssuingHost` has it, by
-        rank program."""
+        """The layers of `program`, or None where few ops recur, or where the device waits for the
+        host's own work; `later` as `IssuingHost` has it, by rank program."""
+        if any(map(_works_on_host, program.steps)):
+            return None
         codes, known = dict[object, int](), dict[int, int]()
         hosts = [
             IssuingHost(
@@ -309,23 +311,25 @@ def _runs(
     return runs
 
 
+def _works_on_host(ops: Sequence[Op]) -> bool:
+    """True where the host has work of its own, or the device waits for it."""
+    return any(
+        op.kernels if op.stream == "host" else any(ops[wait].stream == "host" for wait in op.waits)
+        for op in ops
+    )
+
+
 def _reaches(ops: Sequence[Op]) -> Iterator[int]:
     """The ops from each wait of the device to the op that waits."""
     return (op.index - wait for op in ops if op.stream != "host" for wait in op.waits)
 
 
 def _shorter(ops: Sequence[Op], runs: Sequence[Recurrence]) -> tuple[Op, ...] | None:
-    """The ops without the left out ones; None if these are too few, if other ops wait for them, or
-    if the device waits for the host's own work.
+    """The ops without the left out ones; None if these are too few, or if other ops wait for them.
 
     An op waits for the last awaited op on each stream.
     """
     if sum(len(run.gone) for run in runs) < WORTH * len(ops):
-        return None
-    if any(
-        op.kernels if op.stream == "host" else any(ops[wait].stream == "host" for wait in op.waits)
-        for op in ops
-    ):
         return None
     kept, places = list(ops[: runs[0].gone.start]), dict[int, int]()
     places.update((op.index, op.index) for op in kept)

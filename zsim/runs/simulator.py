@@ -286,9 +286,7 @@ def _phases(
         records = _with_host(memory, program)
         yield {
             phase: PhaseRecord(
-                collectives=tuple(
-                    _record(op, mesh) for op in program.phase(phase) if op.kind in COLLECTIVES
-                ),
+                collectives=tuple(_collectives(program.phase(phase), mesh)),
                 memory=records[phase],
             )
             for phase in PHASES
@@ -313,10 +311,18 @@ def _with_host(
     return changed
 
 
-def _record(op: Op, mesh: Mesh) -> CollectiveRecord:
-    return CollectiveRecord(
-        op=op.kind, nbytes=op.nbytes, group=op.group, group_size=mesh.size(op.group), root=op.root
-    )
+def _collectives(ops: Iterable[Op], mesh: Mesh) -> Iterator[CollectiveRecord]:
+    """Records of the collectives among `ops`; equal ones are one object."""
+    known: dict[tuple[str, int, str, int], CollectiveRecord] = {}
+    for op in ops:
+        if op.kind in COLLECTIVES:
+            key = op.kind, op.nbytes, op.group, op.root
+            if key not in known:
+                known[key] = CollectiveRecord(
+                    op=op.kind, nbytes=op.nbytes, group=op.group,
+                    group_size=mesh.size(op.group), root=op.root,
+                )
+            yield known[key]
 
 
 def _spans(ops: tuple[Op, ...], times: Times) -> tuple[Span, ...]:

@@ -120,13 +120,16 @@ def usage(
     With ranks `in_step` one stands for all of its node: they want the same at the same time.
     """
     total = sum(times[kernel] for kernel in kernels)
-    means: dict[str, Fraction] = {}
+    like: dict[tuple[str, str], tuple[Kernel, int]] = {}
     for kernel in kernels:
         if kernel.location != "device":
-            taken = shares(kernel, cluster, drive_queue_nbytes=drive_queue_nbytes)
-            for resource, share in taken.items():
-                part = share * Fraction(times[kernel], total)
-                means[resource] = means.get(resource, Fraction(0)) + part
+            first, ns = like.setdefault((kernel.location, kernel.operator), (kernel, 0))
+            like[kernel.location, kernel.operator] = first, ns + times[kernel]
+    means: dict[str, Fraction] = {}
+    for kernel, ns in like.values():
+        taken = shares(kernel, cluster, drive_queue_nbytes=drive_queue_nbytes)
+        for resource, share in taken.items():
+            means[resource] = means.get(resource, Fraction(0)) + share * Fraction(ns, total)
     per_switch = cluster.host.devices_per_switch
     node, index = divmod(rank, cluster.devices_per_node)
     located: dict[str, tuple[Hashable, int]] = {

@@ -162,10 +162,11 @@ class RankSchedule:
         """
         events: list[Event] = []
         arrivals: list[Arrival] = []
+        queues = [(stream, queue) for stream, queue in enumerate(self.queues) if queue]
         moved = True
         while moved:
             moved = False
-            for stream, queue in enumerate(self.queues):
+            for stream, queue in queues:
                 while stream not in arrived and heads[stream] < len(queue):
                     index = queue[heads[stream]]
                     if not self._is_ready(index, heads, events):

@@ -43,6 +43,8 @@ class EngineStep:
     step: StepBuilder = field(default_factory=StepBuilder)
     micro_batch: int = 0
     buckets: tuple[Bucket, ...] = ()
+    bucket_of: dict[str, Bucket] = field(default_factory=dict)
+    """Buckets by the units of their ops."""
     _closes: dict[str, Bucket] = field(default_factory=dict)
     """The bucket that is reduced before a gradient is copied into the next one, by parameter."""
     _compute: int = -1
@@ -54,11 +56,11 @@ class EngineStep:
     """Buckets whose reduction is not issued yet."""
     _loss: list[MemoryEvent] = field(default_factory=list)
     _placed: list[int] = field(default_factory=list)
-    """Ops that may have place holders."""
+    """Ops that may have place holders, in order."""
 
     def fill(self, buckets: tuple[Bucket, ...]) -> None:
         """Reduce gradients in these buckets."""
-        self.buckets = buckets
+        self.buckets, self.bucket_of = buckets, {bucket.name: bucket for bucket in buckets}
         self._closes = {
             after.parameters[0].fqn: before
             for before, after in pairwise(buckets)
@@ -102,9 +104,10 @@ class EngineStep:
         copies = module.backward.copies
         self.step.copy_saved(module.unit, copies, micro_batch=self.micro_batch)
         waits = self.step.fetch_inputs(module.unit, copies, micro_batch=self.micro_batch)
+        issued: list[int] = []
         for region in regions:
             if region.kernels or region.memory:
-                self._placed.append(self.step.issue(
+                issued.append(self.step.issue(
                     "recompute", region.inside or module.unit, micro_batch=self.micro_batch,
                     kernels=region.kernels, memory=region.memory, waits=waits,
                 ))
@@ -117,7 +120,8 @@ class EngineStep:
             kernels=self.gradients.adding_kernels[module.fqn] if adds else module.backward.kernels,
             memory=memory,
         )
-        self._placed.append(self._compute)
+        if self._full:  # place holders are of buckets that are reduced
+            self._placed += [*issued, self._compute]
         self._average_full()
 
     def _tape(self, module: LoweredModule) -> Iterator[TapeEvent]:

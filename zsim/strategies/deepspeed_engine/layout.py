@@ -44,12 +44,12 @@ class EngineLayout:
         """The trained parameters in the order of the model."""
         return trained_parameters(self.training.model)
 
-    @property
+    @cached_property
     def dtype(self) -> str:
         """The dtype of parameters and gradients."""
         return self.training.precision.parameters
 
-    @property
+    @cached_property
     def element(self) -> int:
         """Bytes of an element of them."""
         return DTYPE_NBYTES[self.dtype]

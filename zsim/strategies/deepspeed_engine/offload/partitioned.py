@@ -160,7 +160,7 @@ class OffloadedPartitionedStep(PartitionedStep):
             if not (self.drops_others and is_last):
                 yield from (Free(alone(p.fqn)) for p in stay)
             return
-        bucket = next(each for each in self.buckets if each.name == owner_of(buffer))
+        bucket = self.bucket_of[owner_of(buffer)]
         for p in bucket.parameters:
             if p.fqn in pieces:
                 yield from self._sent_memory(p, pieces[p.fqn], micro_batch, first=first)

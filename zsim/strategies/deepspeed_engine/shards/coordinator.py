@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, Protocol
 
 from zsim.models.spec import ROOT, Parameter
@@ -90,7 +91,8 @@ class Coordinator:
     _latest: dict[str, int] = field(default_factory=dict)
     """The last step for which each parameter was gathered, or passed by."""
     _active: dict[str, set[str]] = field(default_factory=dict)
-    _decided: dict[tuple[str, int], frozenset[str]] = field(default_factory=dict)
+    _decided: dict[tuple[str, int], set[str]] = field(default_factory=dict)
+    _counted: dict[tuple[str, bool], tuple[frozenset[str], int]] = field(default_factory=dict)
     _in_backward: dict[str, None] = field(default_factory=dict)
     """Modules whose backward has begun and has not released them."""
     _recomputed: dict[str, dict[str, Parameter]] = field(default_factory=dict)
@@ -155,7 +157,9 @@ class Coordinator:
         return parameter.fqn in self.whole or parameter.fqn in self.in_flight
 
     def _gather(self, parameters: Sequence[Parameter]) -> None:
-        self.num_whole += sum(parameter.numel for parameter in parameters)
+        if not parameters:
+            return
+        self.num_whole += sum([parameter.numel for parameter in parameters])
         for secondary in (True, False):
             own = [p for p in parameters if (p.fqn in self.secondary) is secondary]
             if own:
@@ -207,11 +211,14 @@ class Coordinator:
     def _read_ahead(self) -> None:
         """Read shards of what comes next, up to twice the elements of gathers in flight and more by
         the last."""
+        free = self.carrier.num_free()
+        if free <= 0:
+            return
         most = 2 * sum(
             parameter.numel for fqn, gather in self.in_flight.items()
             for parameter in gather.parameters if parameter.fqn == fqn
         )
-        ahead, passed, free = list[Parameter](), 0, self.carrier.num_free()
+        ahead, passed = list[Parameter](), 0
         for parameter, _ in self._queue:
             if passed > most or len(ahead) >= free:
                 break
@@ -227,17 +234,19 @@ class Coordinator:
         if backward:
             self._in_backward.pop(module, None)
             recomputed = self._recomputed.pop(module, recomputed)
-        kept = frozenset[str]()
+        own = self.own[module]
         if self.mode == "follows":  # DeepSpeed decides once for each step of the trace
             key = (module, self.step)
             if key not in self._decided:
-                self._decided[key] = self._kept(module)
-            kept = self._decided[key]
-        gone = {parameter.fqn for parameter in self.own[module]}.difference(kept)
-        gone |= recomputed.keys() - self.persistent
+                self._decided[key] = self._gone(module)
+            gone = self._decided[key]
+        else:
+            gone = {parameter.fqn for parameter in own}
+        if recomputed:
+            gone = gone.union(recomputed.keys() - self.persistent)
         if module in self.leaves:
-            self.carrier.release_leaf(module, [p for p in self.own[module] if p.fqn in gone])
-        for parameter in dict.fromkeys((*self.own[module], *recomputed.values())):
+            self.carrier.release_leaf(module, [p for p in own if p.fqn in gone])
+        for parameter in dict.fromkeys((*own, *recomputed.values())) if recomputed else own:
             self._active[parameter.fqn].discard(module)
             if parameter.fqn in gone:
                 self._release(parameter)
@@ -253,28 +262,36 @@ class Coordinator:
                 if parameter.fqn not in self.persistent:
                     self._release(parameter)
 
-    def _kept(self, module: str) -> frozenset[str]:
-        kept = {p.fqn for p in self.own[module] if p.fqn in self.persistent}
-        kept |= {p.fqn for p in self.own[module] if self._latest.get(p.fqn, NEVER) > self.step}
+    def _gone(self, module: str) -> set[str]:
+        """The module's own parameters that it releases here."""
+        gone = {
+            p.fqn for p in self.own[module]
+            if p.fqn not in self.persistent and self._latest.get(p.fqn, NEVER) <= self.step
+        }
         distance = 0
-        for later in self.trace[self.step :]:
-            if distance >= self.options.stage3_max_reuse_distance:
+        for later in islice(self.trace, self.step, None):
+            if not gone or distance >= self.options.stage3_max_reuse_distance:
                 break
-            met = self._met(later, recursively=module in self.leaves)
-            kept |= {parameter.fqn for parameter in met}
-            distance += sum(parameter.numel for parameter in met)
-        return frozenset(kept)
+            met, numel = self._met(later, module in self.leaves)
+            gone -= met
+            distance += numel
+        return gone
 
-    def _met(self, module: str, *, recursively: bool) -> Sequence[Parameter]:
-        """The parameters that DeepSpeed counts of a later module. A leaf that is released counts
-        all inside it; any other module counts none inside a leaf."""
-        if not recursively:
-            return () if module in self.leaves else self.own[module]
-        inside = f"{module}."
-        return [
-            parameter for name, own in self.own.items()
-            if module == ROOT or name == module or name.startswith(inside) for parameter in own
-        ]
+    def _met(self, module: str, recursively: bool) -> tuple[frozenset[str], int]:
+        """The parameters that DeepSpeed counts of a later module, and their elements. A leaf that
+        is released counts all inside it; any other module counts none inside a leaf."""
+        key = (module, recursively)
+        if key not in self._counted:
+            counted = () if module in self.leaves else self.own[module]
+            if recursively:
+                inside = f"{module}."
+                counted = tuple(
+                    parameter for name, own in self.own.items()
+                    if module == ROOT or name == module or name.startswith(inside)
+                    for parameter in own
+                )
+            self._counted[key] = frozenset(p.fqn for p in counted), sum(p.numel for p in counted)
+        return self._counted[key]
 
     def _release(self, parameter: Parameter) -> None:
         if parameter.fqn in self.whole and not self._active.get(parameter.fqn):

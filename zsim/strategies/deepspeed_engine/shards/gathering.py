@@ -60,7 +60,7 @@ class GatheringStep(EngineStep):
         """All-gather shards into one flat buffer, or a parameter alone into its own memory."""
         sharded, number = self.sharded, self._numbers
         self._numbers += 1
-        nbytes = sum(map(sharded.padded_nbytes, parameters))
+        nbytes = sum([sharded.padded_nbytes(p) for p in parameters])
         if len(parameters) == 1:
             made = Alloc(
                 self._new(parameters[0].fqn, number), "unsharded_parameters", nbytes
@@ -117,7 +117,7 @@ class GatheringStep(EngineStep):
     def wait(self, gather: Gather) -> None:
         """Compute waits for it; each of several parameters is copied into memory of its own."""
         many = len(gather.parameters) > 1
-        numel = sum(parameter.numel for parameter in gather.parameters)
+        numel = sum([parameter.numel for parameter in gather.parameters])
         dtype, narrow = self.sharded.dtype, self.sharded.options.zero_quantized_weights
         made = [
             Alloc(
@@ -169,6 +169,8 @@ class GatheringStep(EngineStep):
 
     def filled_again(self, parameters: Sequence[Parameter]) -> list[Free]:
         """Frees of elements to which none of the leaf's parameters points any longer."""
+        if not self._emptied:
+            return []
         left = {self._emptied.pop(p.fqn) for p in parameters if p.fqn in self._emptied}
         return [Free(buffer) for buffer in sorted(left.difference(self._emptied.values()))]
 

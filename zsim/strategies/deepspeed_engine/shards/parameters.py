@@ -304,6 +304,13 @@ class ShardedParameters(EngineLayout):
         """Elements of a rank's shard without padding."""
         return shard(parameter.numel, num_shards=self.num_ranks, rank=rank).numel
 
+    def local_numels(self, rank: int) -> Mapping[str, int]:
+        """Elements of all trained shards of a rank without padding, by fqn."""
+        of_size = {
+            p.numel: self.local_numel(p, rank=rank) for p in self.one_of_each_size
+        }
+        return {p.fqn: of_size[p.numel] for p in self.parameters}
+
     @cached_property
     def index_of(self) -> Mapping[str, int]:
         """The first place of each module in forward, by fqn."""

@@ -7,7 +7,7 @@ Source: deepspeed/runtime/zero/stage3.py, partition_parameters.py, utils.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.autograd.lowered import LoweredModule, ParameterGradient, TapeEvent
@@ -174,21 +174,21 @@ class ShardedStep(ScatteringStep):
     def of_rank(self, rank: int) -> list[Op]:
         """The ops of a rank, which casts its shards of reduced gradients to the parameters' dtype.
         """
-        ops = list(self.step.ops)
+        ops, numels = list(self.step.ops), self.sharded.local_numels(rank)
         for index in self._placed if self.sharded.casts else ():
-            memory = [e for event in ops[index].memory for e in self._filled(event, rank)]
+            memory = [e for event in ops[index].memory for e in self._filled(event, numels)]
             ops[index] = replace(ops[index], memory=tuple(memory))
         return ops
 
-    def _filled(self, event: MemoryEvent, rank: int) -> Iterator[MemoryEvent]:
+    def _filled(
+        self, event: MemoryEvent, numels: Mapping[str, int]
+    ) -> Iterator[MemoryEvent]:
         name, role = owner_of(event.buffer), role_of(event.buffer)
         if role not in (OWN, OWN_ENDS):
             yield event
             return
-        bucket = next(each for each in self.buckets if each.name == name)
-        for p in sorted(bucket.parameters, key=self.sharded.turn):
-            numel = self.sharded.local_numel(p, rank=rank)
+        for p in sorted(self.bucket_of[name].parameters, key=self.sharded.turn):
             shard = buffer_of(p.fqn, "reduced_shard")
-            if numel:
+            if numel := numels[p.fqn]:
                 nbytes = numel * self.sharded.element
                 yield Free(shard) if role == OWN_ENDS else Alloc(shard, "communication", nbytes)

@@ -10,7 +10,7 @@ Source: deepspeed/runtime/zero/stage3.py (partition_grads), partition_parameters
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from zsim.strategies.deepspeed_engine.shards.step import ShardedStep
 WIDE_NBYTES = DTYPE_NBYTES["float64"]
 MOST_NORMED = 250_000_000
 """Elements that DeepSpeed takes a norm of at a time."""
+_Onloaded = tuple[Sequence[Kernel], Sequence[Alloc], Sequence[Free]]
 SENT, SUMMED, TOLD, DROPPED = "sent", "summed", "told", "dropped"
 """Place holders: gradients that are sent; the sum of a sub-group's norms, and its end; norms that
 are dropped."""
@@ -62,6 +63,8 @@ class OffloadedShardedStep(ShardedStep):
 
     _sending: dict[int, Bucket] = field(default_factory=dict)
     """Ops that copy a bucket's shards between device and host."""
+    _known: dict[tuple[str, bool], _Onloaded] = field(default_factory=dict)
+    """Copies of shards to the device, by parameter and by whether they are of larger shards."""
     norms_at: int = -1
     """The op after which the host knows the norms of all sub-groups."""
 
@@ -69,29 +72,37 @@ class OffloadedShardedStep(ShardedStep):
 
     def gather(self, parameters: Sequence[Parameter], *, secondary: bool) -> Gather:
         """All-gather shards, which come from the host where parameters are offloaded."""
-        sharded, offload = self.sharded, self.sharded.training.offload
-        if offload.parameters:
-            memory, kernels = list[MemoryEvent](), list[Kernel]()
+        if self.sharded.training.offload.parameters:
+            kernels = list[Kernel]()
+            made, gone = list[MemoryEvent](), list[MemoryEvent]()
             for p in parameters:
-                numel = sharded.secondary_numel(p) if secondary else sharded.shard_numel(p)
-                if sharded.training.device != "cpu":
-                    memory.append(
-                        Alloc(buffer_of(p.fqn, "onloaded"), "temporaries", numel * sharded.element)
-                    )
-                kernels += crossing(
-                    "to_device", numel, dtype=sharded.dtype,
-                    pinned=offload.pin_memory and p.fqn not in sharded.in_files,
-                )
-            memory += [Free(event.buffer) for event in memory]
+                copy, come, go = self._onloaded(p, secondary=secondary)
+                kernels += copy
+                made += come
+                gone += go
             fetched = self.step.issue(
                 "copy", gather_of(self._numbers), stream="all_gather",
-                micro_batch=self.micro_batch, kernels=tuple(kernels), memory=memory,
+                micro_batch=self.micro_batch, kernels=tuple(kernels), memory=[*made, *gone],
             )
             self.step.issue(
                 "host_wait", gather_of(self._numbers), stream="host", waits=(fetched,),
                 micro_batch=self.micro_batch,
             )
         return ShardedStep.gather(self, parameters, secondary=secondary)
+
+    def _onloaded(self, p: Parameter, *, secondary: bool) -> _Onloaded:
+        """A shard's copy to the device, and its memory there, made and freed."""
+        key = p.fqn, secondary
+        if key not in self._known:
+            sharded = self.sharded
+            numel = sharded.secondary_numel(p) if secondary else sharded.shard_numel(p)
+            there = Alloc(buffer_of(p.fqn, "onloaded"), "temporaries", numel * sharded.element)
+            made = [there] if sharded.training.device != "cpu" else []
+            self._known[key] = crossing(
+                "to_device", numel, dtype=sharded.dtype,
+                pinned=sharded.training.offload.pin_memory and p.fqn not in sharded.in_files,
+            ), made, [Free(each.buffer) for each in made]
+        return self._known[key]
 
     # -- gradients
 
@@ -125,19 +136,28 @@ class OffloadedShardedStep(ShardedStep):
 
     def of_rank(self, rank: int) -> list[Op]:
         """The ops of a rank."""
-        ops = list(self.step.ops)
+        ops, numels = list(self.step.ops), self.sharded.local_numels(rank)
         for index in self._placed:
             op = ops[index]
-            events = [e for event in op.memory for e in self._own(event, op, rank)]
+            events = list[Event]()
+            for event in op.memory:
+                if isinstance(event, Alloc) and not event.nbytes:
+                    events += self._own(event, op, numels)
+                else:
+                    events.append(event)
             memory, host = placed(events, device=self.training.device)
             ops[index] = replace(op, memory=tuple(memory), host=(*op.host, *host))
+        # kernels of buckets with shards of the same sizes are one object: the engine knows them so
+        alike: dict[tuple[object, ...], tuple[Kernel, ...]] = {}
         for index, bucket in self._sending.items():
-            op = ops[index]
-            kernels = [
-                kernel for p in bucket.parameters
-                for kernel in self._crossings(p, self.sharded.local_numel(p, rank=rank), op)
-            ]
-            ops[index] = replace(op, kernels=tuple(kernels))
+            op, swapped = ops[index], self.sharded.swapped
+            key = (op.micro_batch, *((numels[p.fqn], p.fqn in swapped) for p in bucket.parameters))
+            if key not in alike:
+                alike[key] = tuple([
+                    kernel for p in bucket.parameters
+                    for kernel in self._crossings(p, numels[p.fqn], op)
+                ])
+            ops[index] = replace(op, kernels=alike[key])
         return ops
 
     def issue_placed(self, kind: OpKind, unit: str, held: Buffer, **more: Any) -> int:
@@ -146,28 +166,25 @@ class OffloadedShardedStep(ShardedStep):
         self._placed.append(self.step.issue(kind, unit, memory=memory, **more))
         return self._placed[-1]
 
-    def _own(self, event: MemoryEvent, op: Op, rank: int) -> Iterator[Event]:
+    def _own(self, event: MemoryEvent, op: Op, numels: Mapping[str, int]) -> Iterator[Event]:
         """An event of a rank, or what is in place of a place holder."""
         name, part = owner_of(event.buffer), role_of(event.buffer)
         if part not in (SENT, SUMMED, TOLD, DROPPED):
-            yield from self._filled(event, rank)
+            yield from self._filled(event, numels)
             return
         if part == SENT:
-            parameters = next(each for each in self.buckets if each.name == name).parameters
+            parameters = self.bucket_of[name].parameters
         else:
             parameters = self.sharded.sub_groups[int(name)] if name else self.sharded.parameters
-        numels = {
-            p: numel for p in sorted(parameters, key=self.sharded.turn)
-            if (numel := self.sharded.local_numel(p, rank=rank))
-        }
+        filled = [p for p in sorted(parameters, key=self.sharded.turn) if numels[p.fqn]]
         if part == SENT:
-            for p, numel in numels.items():
-                yield from self._sent_memory(p, numel, op)
+            for p in filled:
+                yield from self._sent_memory(p, numels[p.fqn], op)
         elif part == SUMMED:
-            yield from _summed(len(numels))
+            yield from _summed(len(filled))
         elif part == DROPPED:
-            yield from (Free(norm_buffer(p)) for p in numels)
-        elif numels:
+            yield from (Free(norm_buffer(p)) for p in filled)
+        elif filled:
             yield Free(norm_part("total"))
 
     def _sent_memory(self, p: Parameter, numel: int, op: Op) -> Iterator[Event]:

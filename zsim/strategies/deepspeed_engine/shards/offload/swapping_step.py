@@ -12,7 +12,7 @@ pipelined_optimizer_swapper.py, which either option takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
@@ -140,9 +140,9 @@ class SwappingShardedStep(OffloadedShardedStep):
                     self._flushed[self._await(write, micro_batch=of)] = bucket, number
 
     def _flushes(self, rank: int) -> list[tuple[int, ...]]:
+        numels = self.sharded.local_numels(rank)
         return list(self.sharded.drives.flushes(
-            [self.sharded.local_numel(p, rank=rank) for p in self._swapped_of(bucket.parameters)]
-            for bucket in self.buckets
+            [numels[p.fqn] for p in self._swapped_of(bucket.parameters)] for bucket in self.buckets
         ))
 
     def _into_host(self, p: Parameter, numel: int) -> Iterator[Kernel]:
@@ -169,21 +169,21 @@ class SwappingShardedStep(OffloadedShardedStep):
         """True where float32 shards on the device are others than those in host memory."""
         return self.training.device != "cpu" or self.sharded.dtype != MASTER_DTYPE
 
-    def _own(self, event: MemoryEvent, op: Op, rank: int) -> Iterator[Event]:
+    def _own(self, event: MemoryEvent, op: Op, numels: Mapping[str, int]) -> Iterator[Event]:
         """Gradients of which all is in a buffer go with their bucket, others with their step."""
         name, part = owner_of(event.buffer), role_of(event.buffer)
         if part != KEPT:
-            yield from OffloadedShardedStep._own(self, event, op, rank)
+            yield from OffloadedShardedStep._own(self, event, op, numels)
         if not self._makes or part not in (KEPT, SENT):
             return
         if part == KEPT:
             among: Sequence[Parameter] = self.sharded.sub_groups[int(name)]
         elif op.micro_batch == self.training.batch.accumulation - 1:
-            among = next(each for each in self.buckets if each.name == name).parameters
+            among = self.bucket_of[name].parameters
         else:
             among = ()
         for p in self._swapped_of(among):
-            numel = self.sharded.local_numel(p, rank=rank)
+            numel = numels[p.fqn]
             whole = numel == self.sharded.drives.piece(numel)
             if numel and whole is (part == SENT):
                 yield Free(kept_buffer(p))
@@ -269,7 +269,7 @@ class SwappingShardedStep(OffloadedShardedStep):
     def of_rank(self, rank: int) -> list[Op]:
         """The ops of a rank, with what it reads and writes."""
         ops, drives = OffloadedShardedStep.of_rank(self, rank), self.sharded.drives
-        flushes = self._flushes(rank)
+        numels, flushes = self.sharded.local_numels(rank), self._flushes(rank)
         for index, (bucket, number) in self._flushed.items():
             written = flushes[bucket][number:]
             if ops[index].kind == "copy":
@@ -277,13 +277,11 @@ class SwappingShardedStep(OffloadedShardedStep):
             elif len(written) < 2:
                 ops[index] = replace(ops[index], waits=())
         for index, (number, more) in self._gradients.items():
-            pieces = sum(map(drives.piece, self._numels(number, rank)))
+            pieces = sum(drives.piece(numels[p.fqn]) for p in self.sharded.sub_groups[number])
             ops[index] = replace(ops[index], kernels=drive("read", more + pieces))
         for index, number in self._rests.items():
-            rest = sum(numel - drives.piece(numel) for numel in self._numels(number, rank))
+            own = [numels[p.fqn] for p in self.sharded.sub_groups[number]]
+            rest = sum(own) - sum(map(drives.piece, own))
             kernels = crossing("to_host", rest, dtype=MASTER_DTYPE, pinned=False)
             ops[index] = replace(ops[index], kernels=kernels)
         return ops
-
-    def _numels(self, number: int, rank: int) -> list[int]:
-        return [self.sharded.local_numel(p, rank=rank) for p in self.sharded.sub_groups[number]]
