@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
+from operator import mul
 
 from zsim.engine.events.rank_schedule import awaited_by_host
 from zsim.engine.timeline import CostModel, Timeline, Times
 from zsim.ir.ops import Op
-from zsim.ir.program import Program, RankProgram
+from zsim.ir.program import Program, RankProgram, begin_alike
 
 HEAD, TAIL = 6, 2
 """Periods of a run that are kept, before the others and behind them; more before them where streams
@@ -86,23 +87,42 @@ class IssuingHost:
     runs: Sequence[Recurrence] = ()
     twins: Sequence[int] = ()
     """The op of the shorter step that each is like."""
+    common: int = 0
+    """The first ops, with all runs, that it has in common with the first rank program; 0 if it has
+    other runs."""
 
     def followed(
-        self, times: Times, periods: Sequence[int], starting: _Starting
+        self, times: Times, periods: Sequence[int], starting: _Starting,
+        first: tuple[Times, Times] | None,
     ) -> Times | None:
         """The times of the whole step from those of the shorter; None where an op would not be at
         that time, by the host, its stream and what it waits for.
 
         Collectives that this rank starts as the last, or holds up others by, are noted in
-        `starting`.
+        `starting`. `first`: the times in both steps of a rank with the first program.
         """
         arrivals = [times.arrived.get(op, start) for op, start in enumerate(times.starts)]
-        starts, ends, ready = (
-            _spread(clock, self.runs, periods) for clock in (times.starts, times.ends, arrivals)
-        )
+        clocks, begin = (times.starts, times.ends, arrivals), 0
         issued, clock = list[int](), 0
         over, free = dict[str, int](), dict[str, int]()
-        for op, own, others in zip(self.ops, self.issue_ns, self.awaited, strict=True):
+        if first is not None and self._begins_as(times, first[0]):
+            begin, known = self.common, first[1]
+            late = sum(map(mul, periods, [run.left_out for run in self.runs]))
+            starts, ends, ready = (
+                [*whole[:begin], *[ns + late for ns in few[self._num_common :]]]
+                for whole, few in zip((known.starts, known.ends, known.ends), clocks, strict=True)
+            )
+            for index, ns in known.arrived.items():
+                ready[index] = ns if index < begin else ready[index]
+            issued += known.issued[:begin]
+            clock = issued[-1] + self.later.get(begin - 1, 0)
+            over = {op.stream: ends[op.index] for op in self.ops[:begin]}
+            free = {op.group: ends[op.index] for op in self.ops[:begin] if op.group}
+        else:
+            starts, ends, ready = (_spread(each, self.runs, periods) for each in clocks)
+        for op, own, others in zip(
+            self.ops[begin:], self.issue_ns[begin:], self.awaited[begin:], strict=True
+        ):
             index, stream = op.index, op.stream
             for other in others:
                 if ends[other] > clock:
@@ -131,6 +151,20 @@ class IssuingHost:
         shared = {op: times.shared[at] for op, at in enumerate(twins) if at in times.shared}
         arrived = {op: ready[op] for op, at in enumerate(twins) if at in times.arrived}
         return Times(starts, ends, issued, shared, arrived)
+
+    def _begins_as(self, times: Times, first: Times) -> bool:
+        """True where the common ops have the `times` that the `first` rank has in the shorter step.
+        """
+        num = self._num_common
+        return (
+            num > 0 and times.starts[:num] == first.starts[:num]
+            and times.ends[:num] == first.ends[:num] and times.arrived == first.arrived
+        )
+
+    @property
+    def _num_common(self) -> int:
+        """The number of common ops in the shorter step."""
+        return self.twins[self.common - 1] + 1 if self.common else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +209,9 @@ class Layers:
                 return None
             ranks.append(RankProgram(construction=(), first=(), steady=ops))
             twins = _spread(range(len(ops)), runs, repeat(0))
-            own.append(replace(host, runs=runs, twins=twins))
+            common = begin_alike(host.ops, hosts[0].ops)
+            has_same = not own or (runs == own[0].runs and common >= runs[-1].end)
+            own.append(replace(host, runs=runs, twins=twins, common=common if has_same else 0))
         if len({tuple(run.left_out for run in host.runs) for host in own}) > 1:
             return None
         return cls(replace(program, ranks=tuple(ranks)), own)
@@ -189,11 +225,15 @@ class Layers:
             return None
         ranks: dict[int, Times] = {}
         starting: _Starting = {True: set(), False: set()}
+        first: tuple[Times, Times] | None = None
         for rank, times in timeline.ranks.items():
-            own = self.hosts[self.shorter.assignment[rank]].followed(times, known, starting)
+            host = self.hosts[self.shorter.assignment[rank]]
+            own = host.followed(times, known, starting, first)
             if own is None:
                 return None
             ranks[rank] = own
+            if host is self.hosts[0]:
+                first = times, own
         if not starting[False] <= starting[True]:
             return None
         step = max((max(each.ends, default=0) for each in ranks.values()), default=0)
@@ -313,9 +353,9 @@ def _runs(
 
 def _works_on_host(ops: Sequence[Op]) -> bool:
     """True where the host has work of its own, or the device waits for it."""
+    by_host = {op.index for op in ops if op.stream == "host"}
     return any(
-        op.kernels if op.stream == "host" else any(ops[wait].stream == "host" for wait in op.waits)
-        for op in ops
+        op.kernels if op.stream == "host" else not by_host.isdisjoint(op.waits) for op in ops
     )
 
 

@@ -33,6 +33,13 @@ def representatives(
             if op.kind in COLLECTIVES:
                 sizes.setdefault(op.group, set()).add((op.kind, op.nbytes))
     groups = {axis: program.mesh.groups(axis) for axis in sorted(sizes)}
+    classes, count = list(program.assignment), 0
+    if usage is not None and len(groups) > 1:
+        classes = _numbered(
+            zip(classes, *(_used(members, usage) for members in groups.values()), strict=True)
+        )
+    # a group of all ranks tells none apart
+    groups = {axis: members for axis, members in groups.items() if len(members) > 1}
     costs = {
         (axis, group): tuple(
             duration_ns(kind, nbytes, group) for kind, nbytes in sorted(sizes[axis])
@@ -40,12 +47,7 @@ def representatives(
         for axis in groups
         for group in groups[axis]
     }
-    classes, count = list(program.assignment), 0
-    if usage is not None and len(groups) > 1:
-        classes = _numbered(
-            zip(classes, *(_used(members, usage) for members in groups.values()), strict=True)
-        )
-    while len(set(classes)) > count:
+    while groups and len(set(classes)) > count:
         count = len(set(classes))
         met = [
             _met(members, classes, [costs[axis, group] for group in members])
@@ -60,7 +62,7 @@ def in_step_off_device(program: Program) -> bool:
     """False where ranks of several programs work off the device. They share their node's memory and
     links, and none of them stands for another."""
     return len(program.ranks) == 1 or not any(
-        leaves_device(op) for ops in program.steps for op in ops
+        leaves_device(op) for ops in program.steps for op in ops if op.kernels
     )
 
 

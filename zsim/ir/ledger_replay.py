@@ -185,9 +185,11 @@ class _Passes:
         return True
 
     @cached_property
-    def _allocated(self) -> list[str]:
+    def _allocated(self) -> frozenset[str]:
         distinct = {id(op.memory): op.memory for op in self.ops}.values()
-        return [event.buffer for events in distinct for event in events if type(event) is Alloc]
+        return frozenset([
+            event.buffer for events in distinct for event in events if type(event) is Alloc
+        ])
 
 
 def _lifted(split: dict[MemoryKind, int], lifts: dict[MemoryKind, int]) -> dict[MemoryKind, int]:

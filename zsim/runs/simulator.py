@@ -8,8 +8,10 @@ asked otherwise.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
+from operator import eq
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.cluster_presets import load_cluster
@@ -21,7 +23,7 @@ from zsim.engine.faults.faulty_program import faulty_program
 from zsim.engine.faulty_step import simulate_faulty_step, told_of
 from zsim.engine.folding import in_step_off_device
 from zsim.engine.simulate_step import is_by_columns, prepared_step, simulate_step
-from zsim.engine.timeline import Timeline, Times
+from zsim.engine.timeline import Timeline
 from zsim.errors import DeadlockError, ZsimError
 from zsim.ir.gc_pause import uncollected
 from zsim.ir.host_ledger import OFFLOADED, SAVED, replay_host
@@ -62,7 +64,10 @@ MOST_TIMELINES = 64
 
 OnDevice = Callable[[Program, Scenario, ClusterSpec], Program]
 Phases = Mapping[str, PhaseRecord]
-Payloads = Counter[tuple[str, int, str, int]]
+Payload = tuple[str, int, str, int]
+"""The kind, size, group and root of a collective."""
+_Stamps = tuple[tuple[Op, int, int, int], ...]
+"""Ops, each with its start, end and issue in ns."""
 
 
 class WorkError(ZsimError):
@@ -228,14 +233,19 @@ def _ranks(
     ))
     spans: dict[int, tuple[Span, ...]] = {}
     alike: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[Span, ...]] = {}
+    before: tuple[_Stamps, tuple[Span, ...]] = (), ()
     payloads = {id(ops): _payloads(ops) for ops in program.steps}
     for rank in shown:
         kind = program.assignment[rank]
         times = timeline.ranks[timeline.representatives[rank]]
-        stamps = (kind, tuple(times.starts), tuple(times.ends))
-        if stamps not in alike:
-            alike[stamps] = _spans(program.ranks[kind].steady, times)
-        spans[rank] = alike[stamps]
+        key = (kind, tuple(times.starts), tuple(times.ends))
+        if key not in alike:
+            stamps = tuple(zip(
+                program.ranks[kind].steady, times.starts, times.ends, times.issued, strict=True
+            ))
+            alike[key] = _spans(stamps, *before)
+            before = stamps, alike[key]
+        spans[rank] = alike[key]
     return tuple(
         RankRun(
             rank=rank,
@@ -325,41 +335,45 @@ def _collectives(ops: Iterable[Op], mesh: Mesh) -> Iterator[CollectiveRecord]:
             yield known[key]
 
 
-def _spans(ops: tuple[Op, ...], times: Times) -> tuple[Span, ...]:
-    return tuple(
+def _spans(stamps: _Stamps, others: _Stamps, known: tuple[Span, ...]) -> tuple[Span, ...]:
+    """The spans of `stamps`. Those with which `others` begin too are `known`."""
+    num_known = len(list(takewhile(bool, map(eq, stamps, others))))
+    return known[:num_known] + tuple([
         Span(
-            name=f"{op.kind} {op.unit}",
-            kind=op.kind,
-            unit=op.unit,
-            stream=op.stream,
-            start_ns=start,
-            end_ns=end,
-            nbytes=op.nbytes,
-            issued_ns=issued,
-            group=op.group,
+            name=f"{op.kind} {op.unit}", kind=op.kind, unit=op.unit, stream=op.stream,
+            start_ns=start, end_ns=end, nbytes=op.nbytes, issued_ns=issued, group=op.group,
         )
-        for op, start, end, issued in zip(ops, times.starts, times.ends, times.issued, strict=True)
-    )
+        for op, start, end, issued in stamps[num_known:]
+    ])
 
 
-def _payloads(ops: tuple[Op, ...]) -> Payloads:
+def _payloads(ops: tuple[Op, ...]) -> Counter[Payload]:
     """Counts of the collectives issued, by kind, size, group and root."""
     return Counter((op.kind, op.nbytes, op.group, op.root) for op in ops if op.kind in COLLECTIVES)
 
 
-def _bytes_sent(payloads: Payloads, mesh: Mesh, costs: Costs, *, ranks: Iterable[int]) -> int:
-    """The most bytes that any of `ranks` sends."""
+def _bytes_sent(
+    payloads: Counter[Payload], mesh: Mesh, costs: Costs, *, ranks: Collection[int]
+) -> int:
+    """The most bytes that any of `ranks` sends. All members of a group send as many of a message in
+    equal chunks, but for a broadcast."""
     sizes = {group: mesh.size(group) for _, _, group, _ in payloads}
-    most = 0
-    for rank in ranks:
+    unequal = {
+        (kind, nbytes, group, root) for kind, nbytes, group, root in payloads
+        if kind == "broadcast" or nbytes % sizes[group]
+    }
+
+    def sent(rank: int, messages: Iterable[Payload]) -> int:
         positions = {group: mesh.position(group, rank) for group in sizes}
-        most = max(most, sum([
-            count * costs.bytes_sent(
+        return sum([
+            payloads[kind, nbytes, group, root] * costs.bytes_sent(
                 kind, nbytes, group_size=sizes[group], rank=positions[group], root=root
             )
-            for (kind, nbytes, group, root), count in payloads.items()
-        ]))
-    return most
+            for kind, nbytes, group, root in messages
+        ])
+
+    equal = sent(min(ranks), payloads.keys() - unequal)
+    return equal + (max(sent(rank, unequal) for rank in ranks) if unequal else 0)
 
 
 def _of_rings(program: Program, costs: Costs) -> dict[str, str]:

@@ -58,6 +58,12 @@ def test_gathers_that_gain_on_compute_do_so_in_layers_that_are_kept() -> None:
     assert outcome(scenario) == "equal"
 
 
+def test_ranks_that_differ_in_their_shards_alone_have_the_times_of_a_whole_step() -> None:
+    scenario = llama("fsdp2", 32).with_(cluster={"nodes": 20})
+    assert len(planned(scenario).program.ranks) == 6
+    assert outcome(scenario) == "equal"
+
+
 def test_a_model_of_ten_layers_is_simulated_whole() -> None:
     assert outcome(llama("fsdp2", 10)) == "all"
 

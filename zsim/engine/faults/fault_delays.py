@@ -19,6 +19,9 @@ def fault_delays(
     """Delays of each rank program of a faulty Program, in which each rank with a fault has its own.
     """
     delaying = [fault for fault in faults if isinstance(fault, SlowRank | LateStart | Jitter)]
+    if not delaying:
+        yield from (Delays() for _ in program.ranks)
+        return
     of_kind = {kind: rank for rank, kind in reversed([*enumerate(program.assignment)])}
     computing = {id(ops): _computing(ops) for ops in program.steps}
     for kind, own in enumerate(program.ranks):

@@ -7,7 +7,7 @@ that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import lru_cache
 from itertools import pairwise, zip_longest
 
 from zsim.errors import ProgramError
@@ -117,7 +117,7 @@ def _check_meetings(program: Program, phase: str, sequences: list[Sequences]) ->
     if len(program.ranks) == 1:
         return
     for axis in sorted({axis for sequence in sequences for axis in sequence}):
-        for left, right in _neighbours(program, axis):
+        for left, right in _neighbours(program.mesh, program.assignment, axis):
             pairs = zip_longest(sequences[left].get(axis, []), sequences[right].get(axis, []))
             for mine, theirs in pairs:
                 if mine is None or theirs is None or mine[1] != theirs[1]:
@@ -129,15 +129,17 @@ def _check_meetings(program: Program, phase: str, sequences: list[Sequences]) ->
                     )
 
 
-def _neighbours(program: Program, axis: str) -> Iterator[tuple[int, int]]:
+@lru_cache(maxsize=64)
+def _neighbours(
+    mesh: Mesh, assignment: tuple[int, ...], axis: str
+) -> tuple[tuple[int, int], ...]:
     """Pairs of programs that meet in some group of `axis`, each once."""
-    known: set[tuple[int, int]] = set()
-    for group in program.mesh.groups(axis):
-        kinds = [program.assignment[rank] for rank in group]
-        for pair in pairwise(kinds):
-            if pair[0] != pair[1] and pair not in known:
-                known.add(pair)
-                yield pair
+    pairs = dict[tuple[int, int], None]()
+    for group in mesh.groups(axis):
+        for pair in pairwise([assignment[rank] for rank in group]):
+            if pair[0] != pair[1]:
+                pairs[pair] = None
+    return tuple(pairs)
 
 
 def _described(member: tuple[Op, Signature] | None) -> str:
