@@ -13,8 +13,7 @@ from typing import Literal
 
 from zsim.cluster import nic_sharing
 from zsim.cluster.devices import Device, PresetFigure
-from zsim.cluster.file_system import FileSystem
-from zsim.cluster.host import Drives, Host
+from zsim.cluster.host import Drives, FileSystem, Host
 from zsim.cluster.links import Links, MeasuredCurve, Nccl, Overheads, SlowRail
 from zsim.cluster.measured_times import MeasuredTimes
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.devices import Device, figures_of, load_device, values
-from zsim.cluster.file_system import FileSystem
-from zsim.cluster.host import Drives, Host
+from zsim.cluster.host import Drives, FileSystem, Host
 from zsim.cluster.links import Link, Links, MeasuredCurve, Nccl, Overheads
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.errors import ScenarioError

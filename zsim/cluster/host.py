@@ -1,6 +1,7 @@
-"""The host of a node: its memory, its cores, the switches its devices share, and its drives.
+"""The host of a node: its memory, its cores, the switches its devices share, and its drives. And
+the file system that all hosts write checkpoints to.
 
-Offloaded states live here and cross its links. It knows no strategy and no Program.
+Offloaded states live here and cross its links. It knows no strategy, no Program and no format.
 """
 
 from __future__ import annotations
@@ -36,6 +37,19 @@ class Drives:
     read: int
     write: int
     capacity: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSystem:
+    """Bytes/s that one rank reads or writes alone, and that all ranks share."""
+
+    rank_bandwidth: int
+    bandwidth: int
+
+    @property
+    def alone(self) -> int:
+        """Bytes/s of one rank while no other reads or writes."""
+        return min(self.rank_bandwidth, self.bandwidth)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

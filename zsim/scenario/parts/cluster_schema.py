@@ -15,8 +15,7 @@ from pydantic import AfterValidator, BaseModel, Field, create_model, model_valid
 
 from zsim.cluster.collectives import LIBRARIES
 from zsim.cluster.devices import OF_SOME, AttentionRate, Device, Provenance, Runtime, parsed
-from zsim.cluster.file_system import FileSystem
-from zsim.cluster.host import Drives, Host
+from zsim.cluster.host import Drives, FileSystem, Host
 from zsim.cluster.links import Fabric, Generation, Link, Links, Overheads, Processor
 from zsim.engine.execution import AttentionKernels
 from zsim.errors import ZsimError

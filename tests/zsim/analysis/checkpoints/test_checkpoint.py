@@ -16,7 +16,7 @@ from zsim.analysis.checkpoints.save import batches
 from zsim.analysis.checkpoints.schedule import schedule_of
 from zsim.analysis.checkpoints.state import state_of
 from zsim.cluster.cluster import ClusterSpec
-from zsim.cluster.file_system import FileSystem
+from zsim.cluster.host import FileSystem
 from zsim.engine.costs.host_work import PAGEABLE_SHARE
 from zsim.engine.costs.op_costs import Costs
 from zsim.errors import ScenarioError
