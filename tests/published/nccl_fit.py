@@ -69,8 +69,7 @@ class FreeConstant:
 COMMON = FreeConstant("launch_us", None, 18.0, 1.0)
 PARAMETERS = (
     COMMON, *(FreeConstant("launch_us", each, 1.0, 0.4) for each in GENERATIONS),
-    FreeConstant("fill", None, 1.0, 0.7), FreeConstant("idle", None, 0.3, 0.7),
-    FreeConstant("fill_of_switch", None, 1.0, 0.7),
+    FreeConstant("idle", None, 0.3, 0.7),
 )
 """All that is fitted. What links reach is known without these rows."""
 
@@ -130,12 +129,7 @@ def _rounded(constants: Constants) -> Constants:
     return replace(
         constants,
         launch_us={each: float(round(us)) for each, us in constants.launch_us.items()},
-        reached={each: round(share, 2) for each, share in constants.reached.items()},
-        reached_in_switch={
-            each: round(share, 2) for each, share in constants.reached_in_switch.items()
-        },
-        fill=round(constants.fill, 1), idle=round(constants.idle, 1),
-        fill_of_switch=round(constants.fill_of_switch, 1),
+        idle=round(constants.idle, 1),
     )
 
 
@@ -170,19 +164,9 @@ def _constants(factors: Sequence[float]) -> Constants:
         for each, factor in zip(PARAMETERS, factors, strict=True)
     }
     common = values["launch_us", None]
-    by_generation = {
-        name: {
-            **getattr(CONSTANTS, name),
-            **{each: value for (own, each), value in values.items() if own == name and each},
-        }
-        for name in ("reached", "reached_in_switch")
-    }
     return replace(
-        CONSTANTS,
+        CONSTANTS, idle=values["idle", None],
         launch_us={each: common * values["launch_us", each] for each in GENERATIONS},
-        reached=by_generation["reached"], reached_in_switch=by_generation["reached_in_switch"],
-        fill=values["fill", None], idle=values["idle", None],
-        fill_of_switch=values["fill_of_switch", None],
     )
 
 

@@ -307,10 +307,10 @@ algorithm: ring
 protocol: Simple
 channels: 16
 links: 360 GB/s, what a ring has at its narrowest place
-bus bandwidth: 303.8 GB/s reached, as nccl-tests counts: 0.9375 of the message in the predicted time
+bus bandwidth: 302.1 GB/s reached, as nccl-tests counts: 0.9375 of the message in the predicted time
 provenance: assumed
-predicted: 828.411 us
-band: 414.206 us to 1.553 ms
+predicted: 832.936 us
+band: 416.468 us to 1.562 ms
 """
 
 

@@ -14,7 +14,6 @@ from zsim.cluster.cluster_presets import clusters, load_cluster
 from zsim.cluster.collectives import LIBRARIES
 from zsim.cluster.collectives.nccl.bands import BETWEEN, MEASURED
 from zsim.cluster.collectives.nccl.channel_search import RINGS_IN_NODE
-from zsim.cluster.collectives.nccl.constants import CONSTANTS
 from zsim.cluster.collectives.nccl.estimate import Communicator, estimate, time_ns
 from zsim.cluster.collectives.nccl.placed import communicator, estimated
 from zsim.cluster.collectives.nccl.tuner import GENERATIONS, Algorithm
@@ -60,29 +59,29 @@ def communicators(draw: st.DrawFn) -> Communicator:
 
 
 def test_an_all_reduce_of_a_gigabyte_on_eight_h100_is_the_switch_s_sum_by_hand() -> None:
-    """A launch of 11 and NCCL's 25 µs, 2^30 B at 8 × 40 · 0.85 = 272 GB/s. Of 1.6 rounds each
-    has 128 KiB of each rank in 16 channels."""
+    """A launch of 11 and NCCL's 25 µs, 2^30 B at 8 × 40 · 0.85 = 272 GB/s. Two of its three stages
+    are without work for a round at an end, of 128 KiB of each rank in 16 channels."""
     nvls = estimate("all_reduce", GIB, H100)
     assert (nvls.algorithm, nvls.protocol) == ("nvls", "Simple")
-    rounds = 1.6 * 16 * 8 * 128 * KIB / 272e3
+    rounds = 2 * 16 * 8 * 128 * KIB / 272e3
     assert nvls.microseconds == pytest.approx(36 + GIB / 272e3 + rounds)
 
 
 def test_a_ring_between_two_nodes_has_a_hop_of_the_network_and_its_nic_by_hand() -> None:
     """Launch and base, 14 hops of NVLink and one of 14 + 75 µs. 15/16 of 256 MiB at 360 GB/s.
-    Nine tenths of the time of a chunk of 1 MiB in 16 channels."""
+    The time of a chunk of 1 MiB in 16 channels."""
     two = network("hopper", 16, 2, 360, "efa")
     predicted = estimate("all_gather", 256 * MIB, two)
     start = 11 + 8.4 + 14 * 3.4 + 14 + 75
     assert (predicted.algorithm, predicted.protocol) == ("ring", "Simple")
-    assert predicted.microseconds == pytest.approx(start + (240 + 0.9 * 16) * MIB / 360e3)
+    assert predicted.microseconds == pytest.approx(start + (240 + 16) * MIB / 360e3)
 
 
 def test_a_ring_of_many_rounds_loses_a_fifth_of_a_chunk_in_each_but_its_first() -> None:
     """A GiB of two A100: 512 MiB of each rank are 10 2/3 rounds of 24 channels with 2 MiB."""
     predicted = estimate("all_reduce", GIB, node("ampere", 2))
-    lost = (0.9 + 0.2 * (32 / 3 - 1)) * 48 * MIB / 240e3
-    assert predicted.microseconds == pytest.approx(30 + 8.4 + 2 * 3.4 + GIB / 240e3 + lost)
+    lost = (1 + 0.2 * (32 / 3 - 1)) * 48 * MIB / 240e3
+    assert predicted.microseconds == pytest.approx(29 + 8.4 + 2 * 3.4 + GIB / 240e3 + lost)
 
 
 def test_a_broadcasts_first_chunk_goes_down_the_whole_line_by_hand() -> None:
@@ -99,7 +98,7 @@ def test_a_tree_of_eight_nodes_has_three_levels_each_way_by_hand() -> None:
     forced = replace(network("ampere", 64, 8, 192), algorithm="tree")
     predicted = estimate("all_reduce", 256 * MIB, forced)
     assert predicted.microseconds == pytest.approx(
-        30 + 8.4 + 2 * (7 * 4.0 + 3 * 14.0) + 256 * MIB / (0.5 * 8 * 17.8 * 1000)
+        29 + 8.4 + 2 * (7 * 4.0 + 3 * 14.0) + 256 * MIB / (0.5 * 8 * 17.8 * 1000)
     )
 
 
@@ -131,6 +130,14 @@ def test_more_bytes_never_take_less_time(
     assert time_ns(op, nbytes, asked) <= time_ns(op, nbytes + more, asked)
 
 
+@given(asked=communicators(), op=st.sampled_from(OPS), nbytes=st.integers(KIB, 2**35))
+def test_twice_the_bytes_take_no_more_than_three_times_as_long(
+    asked: Communicator, op: str, nbytes: int
+) -> None:
+    """No other algorithm or protocol begins with a leap."""
+    assert time_ns(op, 2 * nbytes, asked) <= 3 * time_ns(op, nbytes, asked)
+
+
 @given(asked=communicators(), op=st.sampled_from(OPS), nbytes=st.integers(0, 2**35))
 def test_more_bandwidth_never_takes_more_time(asked: Communicator, op: str, nbytes: int) -> None:
     assert time_ns(op, nbytes, replace(asked, bus_gb_s=2 * asked.bus_gb_s)) <= time_ns(
@@ -142,9 +149,11 @@ def test_more_bandwidth_never_takes_more_time(asked: Communicator, op: str, nbyt
 def test_an_all_reduce_takes_no_less_than_an_all_gather_unless_the_switch_reduces(
     asked: Communicator, nbytes: int
 ) -> None:
+    """Between nodes this is so where bytes outweigh hops. An all-gather over 64 nodes of TCP waits
+    for 63 of them, an all-reduce of a gigabyte for the levels of a tree."""
     ring = replace(asked, nvls=False)
     gathered = estimate("all_gather", nbytes, ring)
-    if asked.num_nodes == 1 or nbytes > GIB:
+    if asked.num_nodes == 1 or nbytes > 16 * GIB:
         assert gathered.microseconds <= 1.2 * estimate("all_reduce", nbytes, ring).microseconds
 
 
@@ -259,6 +268,20 @@ def test_latency_is_that_of_published_floors_by_fabric(
     assert estimate(op, 8, group).microseconds == pytest.approx(microseconds, rel=0.25)
 
 
+@pytest.mark.parametrize(("where", "least", "most"), [
+    *((node(generation, 8), 15, 50) for generation in GENERATIONS),
+    *((network("hopper", 16, 2, 8 * nic), 30, 50) for nic in (12, 24, 48, 96)),
+    (network("ampere", 16, 2, 192), 30, 70), (network("hopper", 1024, 128, 384), 60, 200),
+    (network("hopper", 16, 2, 384, "roce"), 30, 50),
+    (network("hopper", 16, 2, 384, "efa"), 60, 250),
+])
+def test_an_all_reduce_of_a_kibibyte_takes_what_hosts_and_networks_are_known_to_take(
+    where: Communicator, least: float, most: float
+) -> None:
+    """Microseconds: a launch and hops, whatever the network's bandwidth."""
+    assert least < estimate("all_reduce", KIB, where).microseconds < most
+
+
 P5: dict[str, dict[int, float]] = {
     "all_gather": {4: 229, 8: 178, 16: 127, 32: 77, 64: 44},
     "reduce_scatter": {4: 215, 8: 178, 16: 126, 32: 77, 64: 45},
@@ -310,9 +333,8 @@ def test_a_round_of_the_switch_has_a_chunk_of_each_rank() -> None:
         estimate("all_reduce", 64 * GIB, replace(node("blackwell", n), algorithm="nvls"))
         for n in (8, 72)
     )
-    rate = 640 * 0.74 * CONSTANTS.reached_in_switch["blackwell"] * 1000
     assert many.microseconds - few.microseconds == pytest.approx(
-        CONSTANTS.fill_of_switch * 128 * KIB * 24 * (72 - 8) / rate
+        2 * 128 * KIB * 24 * (72 - 8) / (640 * 0.74 * 1000)
     )
 
 
@@ -404,7 +426,7 @@ def test_what_is_calibrated_is_no_further_off_than_the_tuner(case: str) -> None:
         / estimate(op, nbytes, asked).microseconds
         / 1000
     )
-    rounding = 0.5 if stated >= 10 else 0.0  # larger ones are stated in whole per cent
+    rounding = 0.5 if stated >= 10 else 0.05  # larger ones are stated in whole per cent
     assert 100 * abs(bus / published - 1) <= stated + rounding
 
 

@@ -1,5 +1,5 @@
-"""Constants of NCCL beyond its tuner's: the start of a collective, what links reach, the filling of
-a pipeline, the latency of NICs.
+"""Constants of NCCL beyond its tuner's: the start of a collective, what links reach, what a ring
+loses in its rounds, the latency of NICs.
 
 The tuner's own latencies, rates and caps are in `zsim.cluster.collectives.nccl.tuner`. Those here
 are few, and each is of one kind of data. What is fitted is fitted to single nodes alone, by
@@ -38,19 +38,15 @@ class Constants:
     """All constants together, so that some can be left out.
 
     `launch_us` comes before any algorithm's latency. A ring's links reach `reached` of what a
-    preset says, NVLS `reached_in_switch` of what the tuner says.
+    preset says, and the switch all of what the tuner says.
 
     A step in which a rank only sends, or only receives, leaves its channel half idle. A ring loses
-    the share `fill` of a chunk's time by that in its first round, and `idle` in each further one.
-    NVLS loses `fill_of_switch` rounds.
+    the share `idle` of a chunk's time by that in each round but its first, which loses all of it.
     """
 
     launch_us: Mapping[Generation, float]
     reached: Mapping[Generation, float]
-    reached_in_switch: Mapping[Generation, float]
-    fill: float
     idle: float
-    fill_of_switch: float
     nics: Mapping[Fabric, NicLatency]
     fast_nics: Mapping[tuple[Fabric, Generation], NicLatency]
     """NICs that are sold with one generation alone, and are faster than others of their fabric."""
@@ -62,23 +58,20 @@ class Constants:
 
 _INFINIBAND = NicLatency(small=0.0, large=28.0, tree=0.0)
 CONSTANTS = Constants(
-    launch_us={"volta": 22.0, "ampere": 30.0, "hopper": 11.0, "blackwell": 25.0},
+    launch_us={"volta": 22.0, "ampere": 29.0, "hopper": 11.0, "blackwell": 25.0},
     reached={"volta": 1.13, "ampere": 1.0, "hopper": 1.03, "blackwell": 1.0},
-    reached_in_switch={"hopper": 1.0, "blackwell": 1.0},
-    fill=0.9,
     idle=0.2,
-    fill_of_switch=1.6,
     nics={
         "ib": _INFINIBAND, "roce": _INFINIBAND, "unknown": _INFINIBAND, "efa": _everywhere(75.0),
         "tcp": NicLatency(small=47.0, large=350.0, tree=350.0),
     },
     fast_nics={("efa", "blackwell"): _everywhere(35.0)},
 )
-"""Fitted to single nodes of four sources: launches, fills. Links are NCCL's own 20, 20.6 and 40.1
-GB/s (topo.h), where presets have what its search takes. On Volta NCCL counts on less than there is.
-Copies between two V100 reach 23.95 of a link's 25 GB/s (Dell's C4130, p2pBandwidthLatencyTest).
-Elsewhere NCCL counts on 0.94 of such copies: A100, H100 and GB200 have 274, 376 and 746 GB/s
-(stas00/ml-engineering). That is 135.5 GB/s of six links, where NCCL has 120.
+"""Fitted to single nodes of four sources: launches, idle steps. Links are NCCL's own 20, 20.6 and
+40.1 GB/s (topo.h), where presets have what its search takes. On Volta NCCL counts on less than
+there is. Copies between two V100 reach 23.95 of a link's 25 GB/s (Dell's C4130,
+p2pBandwidthLatencyTest). Elsewhere NCCL counts on 0.94 of such copies: A100, H100 and GB200 have
+274, 376 and 746 GB/s (stas00/ml-engineering). That is 135.5 GB/s of six links, where NCCL has 120.
 
 EFA: what Amazon's plugin declares to NCCL, 75 µs, and 35 from p5en on (aws-ofi-nccl,
 platform-aws). With it, all-gathers of 256 MiB on 4 to 64 shared p5 are 4 to 13 % above the best

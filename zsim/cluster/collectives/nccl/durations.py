@@ -60,6 +60,9 @@ NVLS_CHUNK = 128 * KIB
 NVLS_HALVED = (64, 8, 2)
 """A chunk of the switch is halved where a message has fewer rounds than this, again and again.
 Source: NCCL, enqueue.cc."""
+NVLS_STAGES = 3
+"""Stages of a round in the switch, which run beside those of other rounds: scatter, reduce and
+gather. All but one of them are without work at one end. Source: NCCL, device/all_reduce.h."""
 SHARED_LINKS: tuple[Generation, ...] = ("volta",)
 """Generations whose channels share each link by two: one uses what the other leaves idle. Source:
 all-reduces of 2 to 8 V100 lose nothing (VIA-Research/vTrain)."""
@@ -223,8 +226,9 @@ def _filling_bytes(
 ) -> float:
     """Bytes of all channels in whose time the ring is not full.
 
-    A broadcast's first chunk goes down the whole line. Others lose the idle half of their first
-    and last step. Rounds behind the first one lose less, since they begin beside its end.
+    A broadcast's first chunk goes down the whole line. Others lose the idle halves of their first
+    and last step, a chunk together. Rounds behind the first lose less, since they begin beside its
+    end.
     """
     wide, n = channels(group, "ring"), group.num_ranks
     if op == "broadcast":
@@ -233,7 +237,7 @@ def _filling_bytes(
         return 0.0
     part, chunk = nbytes / n, wide * CHUNK[protocol]
     rounds = max(1.0, part / chunk)
-    return (constants.fill + constants.idle * (rounds - 1)) * min(part, chunk)
+    return (1 + constants.idle * (rounds - 1)) * min(part, chunk)
 
 
 def _trees(op: str, nbytes: int, group: Communicator, constants: Constants) -> Iterator[TimeTerms]:
@@ -260,8 +264,7 @@ def _trees(op: str, nbytes: int, group: Communicator, constants: Constants) -> I
 
 def _nvls(op: str, nbytes: int, group: Communicator, constants: Constants) -> Iterator[TimeTerms]:
     """All-reduce in the switch of one node. A round has a chunk of every rank in each channel."""
-    counted, rate = RINGS_IN_NODE[group.generation]
-    gb_s = _in_switch_gb_s(group, constants) * group.bus_gb_s / (counted * rate)
+    gb_s = _in_switch_gb_s(group)
     wide = CTAS[group.generation][1]
     chunk = NVLS_CHUNK
     for rounds in NVLS_HALVED:
@@ -272,7 +275,7 @@ def _nvls(op: str, nbytes: int, group: Communicator, constants: Constants) -> It
         algorithm="nvls",
         start=constants.launch_us[group.generation] + HOPS["nvlink"]["nvls"]["Simple"],
         wire=nbytes / (1000 * gb_s),
-        fill=constants.fill_of_switch * chunk * max(8, group.num_ranks) * wide / (1000 * gb_s),
+        fill=(NVLS_STAGES - 1) * chunk * max(8, group.num_ranks) * wide / (1000 * gb_s),
     )
 
 
@@ -285,7 +288,8 @@ def _nvls_tree(
     graph = nvls_graph(generation, per_node=group.per_node)
     assert graph is not None  # `algorithms` asks
     gb_s, two = bus_gb_s(group, constants), group.num_nodes == 2
-    in_node = 2 * _in_switch_gb_s(group, constants) * (graph.channels - 1) / graph.channels
+    in_switch = _in_switch_gb_s(group)
+    in_node = 2 * in_switch * (graph.channels - 1) / graph.channels
     most = graph.channels * NVLS_TREE_MOST[generation][0 if two else 1]
     bus = min(in_node, most, TWO_NODES_ONCE * gb_s if two else gb_s)
     rate = min(bus / factor(op, n), gb_s)
@@ -296,17 +300,19 @@ def _nvls_tree(
     yield TimeTerms(
         algorithm="nvls_tree", start=constants.launch_us[generation] + hops,
         wire=nbytes / (1000 * rate),
-        fill=constants.fill_of_switch * NVLS_CHUNK / 2 * graph.channels * wide / (1000 * rate),
+        fill=(NVLS_STAGES - 1) * NVLS_CHUNK / 2 * graph.channels * wide / (1000 * in_switch),
     )
 
 
-def _in_switch_gb_s(group: Communicator, constants: Constants) -> float:
-    """GB/s of the message that the tuner gives the switch of a node, and the share reached of it.
-    """
+def _in_switch_gb_s(group: Communicator) -> float:
+    """GB/s of the message that the tuner gives the switch of a node, in proportion to the links
+    that its parts have."""
     graph = nvls_graph(group.generation, per_node=group.per_node)
     assert graph is not None  # `algorithms` asks
-    tuned = graph.channels * graph.intra * NVLS_EFFICIENCY[group.generation]
-    return tuned * constants.reached_in_switch[group.generation]
+    counted, rate = RINGS_IN_NODE[group.generation]
+    whole = counted * rate
+    links = group.bus_gb_s if group.num_nodes == 1 else min(whole, group.inside_gb_s)
+    return graph.channels * graph.intra * NVLS_EFFICIENCY[group.generation] * links / whole
 
 
 def _pat(op: str, nbytes: int, group: Communicator, constants: Constants) -> Iterator[TimeTerms]:
@@ -326,21 +332,24 @@ def _pat(op: str, nbytes: int, group: Communicator, constants: Constants) -> Ite
 def _pairs(op: str, nbytes: int, group: Communicator, constants: Constants) -> Iterator[TimeTerms]:
     """Sends and receives of a rank, all at once. A node's NICs carry what its ranks have for those
     of other nodes. That is half of each message on two nodes, and nearly all of it on many. Source:
-    NVIDIA/nccl-tests issue 130, an answer of NCCL's maintainer."""
+    NVIDIA/nccl-tests issue 130, an answer of NCCL's maintainer.
+
+    What rings lose between nodes with large messages is no part of one send.
+    """
     n, p, between = group.num_ranks, group.per_node, group.num_nodes > 1
     gb_s = bus_gb_s(group, constants)
     if between:
         network = group.network_gb_s or group.bus_gb_s
         gb_s = min(gb_s, network * (n - 1) / (p * (n - p)))
-    nic = constants.nic(group.fabric, group.generation)
     hops = HOPS["network" if between else group.links]["ring"]
+    first = constants.launch_us[group.generation]
+    if between:
+        first += constants.nic(group.fabric, group.generation).small
     protocols: tuple[Protocol, ...] = ("LL", "Simple") if nbytes <= n * MOST_IN_LL else ("Simple",)
     for protocol in protocols:
-        further = (nic.small if protocol == "LL" else nic.large) if between else 0.0
         rate = 1000 * gb_s * (LL_SHARE if protocol == "LL" else 1.0)
         yield TimeTerms(
             algorithm="pairs", protocol=protocol,
-            start=constants.launch_us[group.generation] + BASE["ring"][protocol] + hops[protocol]
-            + further,
+            start=first + BASE["ring"][protocol] + hops[protocol],
             wire=nbytes * factor(op, n) / rate,
         )

@@ -24,10 +24,7 @@ from zsim.cluster.links import MeasuredCurve, Nccl
 PROVENANCES: dict[str, CurveProvenance] = {
     "measured": "calibrated", "calibrated": "calibrated", "published": "published"
 }
-NOMINAL = replace(
-    CONSTANTS, reached=dict.fromkeys(GENERATIONS, 1.0),
-    reached_in_switch=dict.fromkeys(GENERATIONS, 1.0),
-)
+NOMINAL = replace(CONSTANTS, reached=dict.fromkeys(GENERATIONS, 1.0))
 """Links at the rates of presets and of the tuner, of which a curve's `share` is one."""
 RANKS, NODES, NIC_GB_S = 8, 4, 24.0
 """Ranks of a node, and nodes and NICs of a network, on which mechanisms are drawn as a curve."""
