@@ -64,6 +64,21 @@ def test_ranks_that_differ_in_their_shards_alone_have_the_times_of_a_whole_step(
     assert outcome(scenario) == "equal"
 
 
+def test_an_optimizer_that_its_stream_alone_holds_up_is_so_in_all_ranks() -> None:
+    scenario = llama("fsdp2", 32).with_(cluster={"nodes": 20})
+    program = planned(scenario).program
+    ranks = tuple(
+        replace(rank, steady=tuple(
+            replace(op, waits=()) if op.kind == "optimizer" else op for op in rank.steady
+        ))
+        for rank in program.ranks
+    )
+    without_waits = replace(program, ranks=ranks)
+    costs = Costs(cluster=scenario.cluster, execution=scenario.executed)
+    whole = timeline_of(prepared_step(without_waits, costs=costs), costs=costs)
+    assert of_few(scenario, without_waits) == whole
+
+
 def test_a_model_of_ten_layers_is_simulated_whole() -> None:
     assert outcome(llama("fsdp2", 10)) == "all"
 
