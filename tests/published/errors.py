@@ -140,19 +140,19 @@ def distances(file: str) -> float:
 
 
 def widths() -> Iterator[str]:
-    """The lines of the table of bands by source, fitted and with the source left out.
+    """The lines of the table of bands by source, fitted and with the source or the generation left
+    out.
 
     Each has the 90th percentile of the distances to predictions, in units of that to the end of the
     band.
     """
-    shares: dict[str, list[tuple[float, float]]] = {}
+    shares: dict[str, list[list[float]]] = {}
     for row in measured_collectives():
-        shares.setdefault(source_of(row), []).append(
-            (_of_band(row, collectives.predict(row)), _of_band(row, predict_left_out(row)))
-        )
+        answers = (collectives.predict(row), *(predict_left_out(row, what) for what in LEFT_OUT_BY))
+        shares.setdefault(source_of(row), []).append([_of_band(row, each) for each in answers])
     for source, members in sorted(shares.items()):
-        fitted, unseen = (percentile(each, 90) for each in zip(*members, strict=True))
-        yield f"| {source} | {len(members)} | {fitted:.2f} | {unseen:.2f} |"
+        told = " | ".join(f"{percentile(each, 90):.2f}" for each in zip(*members, strict=True))
+        yield f"| {source} | {len(members)} | {told} |"
 
 
 def _of_band(row: Collective, answer: Prediction) -> float:
