@@ -55,6 +55,7 @@ class FakeBackend:
     def trace(
         self, name: str, inputs: Sequence[str], *, dtype: Dtype | None, device: Device,
         recomputed: bool, micro_batches: Sequence[int] = (), lengths: Sequence[int] = (),
+        units: Sequence[str] | None = None,
     ) -> tuple[TracedModel, ...]:
         """The module called `name`, traced; of `zreal.tracing.named_module`."""
         require_torch(self.name)
@@ -62,7 +63,7 @@ class FakeBackend:
 
         return trace_named(
             name, inputs, dtype=dtype, device=device, recomputed=recomputed,
-            micro_batches=micro_batches, lengths=lengths,
+            micro_batches=micro_batches, lengths=lengths, units=units,
         )
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:

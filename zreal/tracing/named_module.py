@@ -32,12 +32,13 @@ MICRO_BATCH, LENGTH = "B", "S"
 def trace_named(
     name: str, inputs: Sequence[str], *, dtype: Dtype | None, device: Device, recomputed: bool,
     micro_batches: Sequence[int] = (), lengths: Sequence[int] = (),
+    units: Sequence[str] | None = None,
 ) -> tuple[TracedModel, ...]:
     """The trace of `mine:MyModel` or `hf:config.json` on inputs as "2x2048:int64", or one for each
     size on inputs as "BxS:int64". An input may have a name before an equals sign.
 
-    `recomputed`: its units are traced recomputed as well. ArgumentError where there is no such
-    module; UntraceableError where it cannot be traced.
+    `recomputed`: its units are traced recomputed as well. `units`: their fqns, as layers.*.
+    ArgumentError where there is no such module; UntraceableError where it cannot be traced.
     """
     marked = _marks(inputs)
     sizes = _sizes(marked, micro_batches=micro_batches, lengths=lengths)
@@ -51,7 +52,8 @@ def trace_named(
         else:
             make, arguments = _of_user(name), _arguments(shapes)
         models.append(trace(
-            make, arguments, dtype=dtype, device=device, checkpointing=ways, name=short,
+            make, arguments, units=units, dtype=dtype, device=device, checkpointing=ways,
+            name=short,
             batch=Batch(micro_batch=size[MICRO_BATCH], sequence_length=size.get(LENGTH, 1))
             if size else None,
         ))

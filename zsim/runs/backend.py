@@ -250,6 +250,7 @@ class TracingBackend(Protocol):
     def trace(
         self, name: str, inputs: Sequence[str], *, dtype: Dtype | None, device: Device,
         recomputed: bool, micro_batches: Sequence[int] = (), lengths: Sequence[int] = (),
+        units: Sequence[str] | None = None,
     ) -> tuple[TracedModel, ...]:
         """The module `mine:MyModel`, or `hf:config.json`, traced on inputs as "2x2048:int64", or
         as "BxS:int64" at each size; ZsimError where that cannot be done."""

@@ -101,6 +101,7 @@ def model_problems(
             return
         if (
             not options.use_orig_params
+            and not isinstance(model, TracedModel)  # a trace lacks what the option would mend
             and len({parameter.requires_grad for parameter in unit.parameters}) > 1
         ):
             yield (

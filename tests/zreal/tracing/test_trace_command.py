@@ -141,6 +141,27 @@ def test_one_file_has_several_sizes_each_as_a_trace_of_its_own(tmp_path, monkeyp
     assert any("found 4 x 32; name it in --micro-batch" in reason for _, reason in planned.refused)
 
 
+def test_units_are_named_by_fqn_or_by_a_star_for_all_of_a_list(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch")
+    (tmp_path / "mine_of_units.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def units(module: str, names: str) -> list[str]:
+        arguments = ["--input", "x=4x8:float32", "-o", "model.json", "--json"]
+        assert main(["trace", f"mine_of_units:{module}", *arguments, "--units", names]) == 0
+        return json.loads(capsys.readouterr().out)["units"]
+
+    assert units("TwoLayers", "layers.1") == ["root", "layers.1"]
+    assert units("TwoLayers", "layers.*") == ["layers.0", "layers.1"]
+    assert units("Lone", "only") == ["only"]
+    assert units("TwoLayers", "none") == ["root"]
+    assert main(["trace", "mine_of_units:TwoLayers", "--input", "4x8:float32", "-o", "m.json",
+                 "--units", "layer.1"]) == 2
+    assert "layer.1: expected the fqn of a module in the model" in (said := capsys.readouterr().err)
+    assert "did you mean layers.1?" in said
+
+
 def test_new_takes_a_traced_models_batch_and_asks_among_its_lengths(
     tmp_path, monkeypatch, capsys
 ):

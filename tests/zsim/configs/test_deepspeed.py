@@ -61,6 +61,17 @@ def test_stage_3_is_deepspeed3_with_its_own_options(tmp_path):
     assert any("reduce_bucket_size = 4,096" in sentence for sentence in result.assumed)
 
 
+def test_a_preset_in_place_of_transformers_module_is_told_with_what_mends_it(tmp_path):
+    def told(model, **settings):
+        return [said for said in imported(tmp_path, STAGE_3, model=model, **MICRO, **settings)
+                .assumed if "module of transformers" in said]
+
+    (of_llama,), (of_gpt,) = told("llama-tiny"), told("gpt-tiny")
+    assert of_llama.endswith("--set model.loss_dtype=float32 --set execution.norms=composite")
+    assert of_gpt.endswith(": --set model.loss_dtype=float32")
+    assert not told("gpt-tiny", model__loss_dtype="float32")
+
+
 @given(
     micro=st.integers(1, 5), accumulation=st.integers(1, 5), ranks=st.integers(2, 4),
     left_out=st.sampled_from(["micro_batch", "accumulation", "total", "none"]),

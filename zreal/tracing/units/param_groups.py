@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
@@ -17,22 +19,33 @@ UnitChoice = Sequence[str] | Callable[[str, nn.Module], bool] | None
 
 
 def find_units(model: nn.Module, units: UnitChoice) -> dict[str, nn.Module]:
-    """Units of `model` by fqn: those named, those a function accepts, or the default ones."""
+    """Units of `model` by fqn: those named, as layers.0 or layers.*, those a function accepts, or
+    the default ones."""
     modules = dict(model.named_modules())
     if units is None:
         return _default_units(model, modules)
-    wanted = (
-        [fqn for fqn, module in modules.items() if fqn and units(fqn, module)]
-        if callable(units)
-        else list(units)
-    )
-    for fqn in wanted:
-        if fqn not in modules or fqn == ROOT:
-            raise refuse(
-                fqn, "the fqn of a module in the model", "none of that name",
-                "see model.named_modules()",
-            )
+    inner = [fqn for fqn in modules if fqn]
+    if callable(units):
+        wanted = {fqn for fqn in inner if units(fqn, modules[fqn])}
+    else:
+        wanted = {fqn for name in units for fqn in _named(name, inner)}
     return {fqn: module for fqn, module in modules.items() if fqn in wanted}
+
+
+def _named(pattern: str, fqns: Sequence[str]) -> list[str]:
+    """The fqns that `pattern` names; a star in it stands for no dot, so layers.* is each layer."""
+    parts = pattern.split(".")
+    named = [
+        fqn for fqn in fqns
+        if len(names := fqn.split(".")) == len(parts) and all(map(fnmatchcase, names, parts))
+    ]
+    if not named:
+        near = get_close_matches(pattern, fqns, n=1)
+        raise refuse(
+            pattern, "the fqn of a module in the model",
+            "none of that name", f"did you mean {near[0]}?" if near else "see model.named_modules()"
+        )
+    return named
 
 
 def _default_units(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -47,7 +60,7 @@ def _default_units(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[s
     nbytes = total(model.parameters())
     warnings.warn(
         f"{type(model).__name__} has no ModuleList, so the whole model is one unit, gathered at "
-        f"once ({format_bytes(nbytes)} as they are); name units=",
+        f"once ({format_bytes(nbytes)} as they are); name its units",
         stacklevel=4,
     )
     return {}

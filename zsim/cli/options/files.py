@@ -84,6 +84,11 @@ def trace(command: argparse.ArgumentParser) -> None:
         help="the devices whose kernels it has (default cuda); none is needed here",
     )
     command.add_argument(
+        "--units", metavar="layers.*,…", type=arguments.names, default=None,
+        help="modules that are gathered together each, by fqn, or none for the whole model at once "
+             "(default: the children of the longest ModuleList)",
+    )
+    command.add_argument(
         "--checkpointing", action="store_true",
         help="trace the blocks recomputed as well, so that a scenario may ask for it",
     )

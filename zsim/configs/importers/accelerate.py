@@ -13,7 +13,7 @@ from zsim.configs.config_keys import AUTO, MODEL_PARALLEL, ConfigKeys
 from zsim.configs.documents import json_config, text_of
 from zsim.configs.draft import Draft
 from zsim.configs.importer import JSON_OR_YAML, Importer
-from zsim.configs.importers import deepspeed, fsdp_plugin
+from zsim.configs.importers import deepspeed, fsdp_plugin, transformers_modules
 
 TYPES = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA", "TPU",
          "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_HPU")
@@ -52,9 +52,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     if kind != "DEEPSPEED":
         draft.batch(micro=None, accumulation=config.whole("gradient_accumulation_steps"))
         draft.notes.assume("optimizer: adamw, as accelerate leaves it to the script")
-    if "preset" in draft.tables["model"]:
-        draft.notes.assume("logits are in the preset's dtype until the loss: for a module of "
-                           "transformers, which casts them, --set model.loss_dtype=float32")
+    transformers_modules.tell(draft)
     config.ignore("not of this distributed_type", "megatron_lm_config", "mpirun_config")
     config.close()
 

@@ -12,6 +12,7 @@ from typing import Any
 from zsim.configs.config_keys import AUTO, ConfigKeys
 from zsim.configs.draft import Draft
 from zsim.configs.importer import JSON_OR_YAML, Importer
+from zsim.configs.importers import transformers_modules
 from zsim.configs.importers.deepspeed_zero import (
     UNMODELLED,
     UNSAID,
@@ -42,6 +43,12 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     read_requests(config, draft)
     _ignored(config)
     config.close()
+
+
+def _alone(config: ConfigKeys, draft: Draft) -> None:
+    """Put a ds_config that no other config has in it, and so no trainer."""
+    read(config, draft)
+    transformers_modules.tell(draft)
 
 
 def _batch(config: ConfigKeys, draft: Draft) -> None:
@@ -187,4 +194,4 @@ def is_config(config: dict[str, Any]) -> bool:
     return bool(batches) or AUTO in (config.get("gradient_accumulation_steps"),)
 
 
-IMPORTER = Importer(parsers=JSON_OR_YAML, read=read, is_config=is_config)
+IMPORTER = Importer(parsers=JSON_OR_YAML, read=_alone, is_config=is_config)

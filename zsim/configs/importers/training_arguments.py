@@ -12,9 +12,14 @@ from typing import Any
 from zsim.configs.config_keys import AUTO, TRUE, ConfigKeys
 from zsim.configs.draft import Draft
 from zsim.configs.importer import JSON_OR_YAML, Importer
-from zsim.configs.importers import accelerate, deepspeed, fsdp_plugin, training_scripts
+from zsim.configs.importers import (
+    accelerate,
+    deepspeed,
+    fsdp_plugin,
+    training_scripts,
+    transformers_modules,
+)
 from zsim.errors import listed
-from zsim.models.families import preset, presets
 
 MAX_NORM = 1.0
 AXOLOTL, LLAMA_FACTORY = "base_model", "cutoff_len"
@@ -91,7 +96,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
             draft.notes.assume(f"parameters and states of the optimizer are {loaded}, as the model "
                                "is loaded; the autocast around it is not modelled")
     _rest(config, draft)
-    _own_modules(draft)
+    transformers_modules.put(draft)
     training_scripts.read(config, draft)
     config.ignore("changes no byte and no time of a step", *NO_STEP, *training_scripts.NO_STEP)
     config.close()
@@ -206,21 +211,6 @@ def _rest(config: ConfigKeys, draft: Draft) -> None:
     lengths = [config.whole(key) for key in LENGTHS if key in config]
     draft.put("batch.sequence_length", next(iter(lengths), None))
     draft.processes(config.whole("num_processes"), key="num_processes")
-
-
-def _own_modules(draft: Draft) -> None:
-    """Put what modules of transformers keep and a preset's do not; --set has precedence."""
-    name = draft.tables["model"].get("preset")
-    if name not in presets():
-        return
-    kept = {"model.loss_dtype": "float32"}
-    if preset(name).family == "llama":
-        kept["execution.norms"] = "composite"
-    for key, value in kept.items():
-        if key not in draft.answers.settings:
-            draft.put(key, value)
-    draft.notes.assume("logits are cast to float32 before the loss, and RMSNorms are composite, as "
-                       "transformers' modules have them")
 
 
 def is_config(config: dict[str, Any]) -> bool:

@@ -98,6 +98,10 @@ class Adapters(nn.Module):
         return x.sum()
 
 
-def test_units_of_which_a_part_is_frozen_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ZsimError, match=r"layers\.0 is frozen in part, .*; freeze whole"):
-        differences(Adapters, inputs, f"{FSDP1}, use_orig_params = true", tmp_path, ranks=2)
+@pytest.mark.parametrize("options", ["", ", use_orig_params = true"])
+def test_units_of_which_a_part_is_frozen_are_refused_in_one_line(
+    tmp_path: Path, options: str
+) -> None:
+    with pytest.raises(ZsimError, match=r"layers\.0 is frozen in part, .*; freeze whole") as error:
+        differences(Adapters, inputs, f"{FSDP1}{options}", tmp_path, ranks=2)
+    assert "\n" not in str(error.value)

@@ -35,6 +35,7 @@ def run(options: argparse.Namespace) -> int:
             options.module, options.inputs, dtype=long.get(options.dtype),  # type: ignore[arg-type]
             device=options.device, recomputed=options.checkpointing,
             micro_batches=options.micro_batch, lengths=options.sequence_length,
+            units=() if options.units == ("none",) else options.units,
         )
     model = models[0]
     traced_file.save(model if len(models) == 1 else models, out)
