@@ -13,8 +13,10 @@ from zsim.analysis.lint.case import LintCase
 from zsim.cluster.cluster import ClusterSpec
 from zsim.engine.faults.fault import LostLink, SlowLink
 from zsim.errors import Caveat
+from zsim.io.units import format_bytes
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import Program
+from zsim.models.training_options import DTYPE_NAMES, DTYPE_NBYTES
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
@@ -23,7 +25,8 @@ from zsim.strategies import STRATEGIES
 def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
     """Caveats of `scenario`, which runs all the same."""
     return tuple(map(Caveat, (
-        *_half_precision(scenario), *_one_unit(scenario), *_idle_links(scenario),
+        *_half_precision(scenario), *_compiled(scenario), *_compressed(scenario),
+        *_one_unit(scenario), *_idle_links(scenario),
         *STRATEGIES[scenario.strategy].drive_caveats(
             scenario.offload, scenario.options, scenario.model, scenario.mesh
         ),
@@ -41,6 +44,32 @@ def _half_precision(scenario: Scenario) -> Iterator[str]:
         yield (
             f"adamw steps fp16 parameters, without a master copy in {scenario.strategy}: its eps "
             "is 0 in fp16, and parameters become infinite in torch too; take bf16"
+        )
+
+
+def _compiled(scenario: Scenario) -> Iterator[str]:
+    """Bytes of a compiled step, which are those of an eager one."""
+    if scenario.execution.compile:
+        yield (
+            "execution.compile: memory is that of eager kernels; torch.compile mostly takes less, "
+            "in torchtitan's Llama 3.1 8B 5 GiB of 82"
+        )
+
+
+def _compressed(scenario: Scenario) -> Iterator[str]:
+    """Buckets of DDP that a hook reduces in another dtype, whose casts torch's own hook holds until
+    their all-reduces end."""
+    dtypes = scenario.precision
+    if not STRATEGIES[scenario.strategy].bucket_cap or DTYPE_NBYTES[dtypes.reduce] != 2:
+        return
+    steady = planned(scenario).program.of_rank(0).steady
+    casts = {op.unit: op.nbytes for op in steady if op.kind == "all_reduce"}
+    more = sum(casts.values()) - min(casts.values())
+    if dtypes.reduce != dtypes.parameters and more:
+        yield (
+            f"precision.reduce: memory has the cast of a bucket at a time; torch's "
+            f"{DTYPE_NAMES[dtypes.reduce]}_compress_hook may hold all until they are reduced, at "
+            f"most {format_bytes(more)} more"
         )
 
 

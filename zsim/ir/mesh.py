@@ -8,7 +8,10 @@ from functools import lru_cache
 from math import prod
 
 AXES: tuple[str, ...] = ("dp_replicate", "dp_shard")
-RESERVED_AXES: tuple[str, ...] = ("tp", "pp")
+RESERVED_AXES: tuple[str, ...] = (
+    "tp", "pp", "cp", "ep", "sp", "tensor_parallel", "pipeline_parallel", "context_parallel",
+    "expert_parallel", "sequence_parallel", "loss_parallel",
+)
 
 
 def part_of(axis: str, size: int) -> str:

@@ -23,7 +23,7 @@ from zsim.ir.program import Program
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import ModelSpec, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
-from zsim.strategies.building import step_builder
+from zsim.strategies.building import step_builder, torch_arguments
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.building.training import Training
 from zsim.strategies.replicated import buckets as replicated_model
@@ -187,6 +187,7 @@ def forward_backward(model: ReplicatedModel, *, first: bool) -> ReplicatedStep:
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate",), formula=Formula("ddp"),
     library="ddp", configs=("accelerate", "deepspeed", "torchtitan"),
+    elsewhere=torch_arguments.OF_DDP,
     model_problems=model_problems, shards_more="zero1", bucket_cap="bucket_cap_mb",
     saves="parameters",
     saves_memory=(OptionValue("gradient_as_bucket_view", True),),

@@ -28,7 +28,7 @@ from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.repeats import repeats
 from zsim.models.spec import ModelSpec
 from zsim.models.training_options import DTYPE_NBYTES, Optimizer
-from zsim.strategies.building import optimizers
+from zsim.strategies.building import optimizers, torch_arguments
 from zsim.strategies.building.backward_events import (
     Backwards,
     accumulated_after_sums,
@@ -290,6 +290,7 @@ STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"),
     formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
     library="fsdp1", configs=("accelerate",), steps_two_bytes=False,
+    elsewhere=torch_arguments.OF_FSDP1,
     num_distinct_ranks=num_distinct_ranks, nests="units",
     differentiates=viewed,
     unit_hooks="fsdp1_views", problems=problems, model_problems=model_problems,

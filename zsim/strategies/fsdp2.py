@@ -24,6 +24,7 @@ from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.repeats import repeats
 from zsim.models.spec import ROOT, ModelSpec
 from zsim.models.training_options import Optimizer
+from zsim.strategies.building import torch_arguments
 from zsim.strategies.building.step_builder import rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.fsdp.hook_events import (
@@ -277,6 +278,7 @@ FREED = OptionValue("reshard_after_forward", True)
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_shard",),
     formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
+    elsewhere=torch_arguments.OF_FULLY_SHARD,
     library="fully_shard", configs=("accelerate", "fully_shard", "torchtitan"),
     dtensors=True, saves="parameters",
     num_distinct_ranks=num_distinct_ranks, nests="units",

@@ -34,3 +34,34 @@ def test_who_lets_adamw_step_fp16_is_warned(
     assert bool(warnings) is warned
     assert all(line.startswith("adamw steps fp16 parameters, without a master copy in "
                                "zero_redundancy") for line in warnings)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_who_compiles_is_told_that_memory_is_of_eager_kernels(compiled: bool) -> None:
+    text = (
+        'model = { preset = "llama-3.2-1b" }\nbatch = { micro_batch = 1 }\n'
+        'cluster = { preset = "dgx-h100" }\nstrategy = { name = "fsdp2" }\n'
+        f"execution = {{ compile = {str(compiled).lower()} }}\n"
+    )
+    lines = cautions(parse(text.encode(), where="compiled.toml"))
+    assert any("memory is that of eager kernels" in line for line in lines) is compiled
+
+
+@pytest.mark.parametrize(("strategy", "parameters", "reduce", "warned"), [
+    ("ddp", "fp32", "bf16", True), ("ddp", "fp32", "fp32", False), ("ddp", "bf16", "bf16", False),
+    ("zero_redundancy", "fp32", "fp16", True), ("fsdp2", "fp32", "bf16", False),
+])
+def test_casts_that_torchs_compress_hooks_may_hold_longer_are_told(
+    strategy: str, parameters: str, reduce: str, warned: bool
+) -> None:
+    """Peaks of DDP with fp16_compress_hook on two gloo ranks lay anywhere between in backward."""
+    text = (
+        'model = { preset = "gpt-2-124m" }\nbatch = { micro_batch = 1, sequence_length = 64 }\n'
+        'cluster = { preset = "cpu-gloo", ranks = 2 }\n'
+        f'strategy = {{ name = "{strategy}" }}\n'
+        f'precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}\n'
+    )
+    lines = cautions(parse(text.encode(), where="hook.toml"))
+    told = [line for line in lines if "_compress_hook" in line]
+    assert bool(told) is warned
+    assert not warned or f"{reduce}_compress_hook" in told[0]

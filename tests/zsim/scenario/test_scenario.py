@@ -107,10 +107,10 @@ def test_the_published_schema_is_in_step():
                                                 "mean accumulation?"),
         ("dp_shard = 4", "dp_shard = 3", "x.toml: cluster: expected 3, by strategy.dp_shard 3, "
                                          "found 4 ranks; leave one axis out"),
-        ("dp_shard = 4", "tp = 4", "x.toml: strategy.tp: tensor and pipeline parallelism are "
-                                   "not modelled yet"),
-        ("dp_shard = 4", "pp = 4", "x.toml: strategy.pp: tensor and pipeline parallelism are "
-                                   "not modelled yet"),
+        ("dp_shard = 4", "tp = 4", "x.toml: strategy.tp: tensor, pipeline, context and expert "
+                                   "parallelism are not modelled"),
+        ("dp_shard = 4", "pp = 4", "x.toml: strategy.pp: tensor, pipeline, context and expert "
+                                   "parallelism are not modelled"),
         ('"fsdp2"', '"fsdp3"', "did you mean fsdp2?"),
         ('"auto", sync', '"atuo", sync', 'x.toml: strategy.reshard_after_forward: expected '
                                          '"auto", true, false or a whole number'),

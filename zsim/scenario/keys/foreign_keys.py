@@ -13,6 +13,15 @@ _OF_SIZES = (
     'model = {{ family = "gpt", sizes = {{ …, {key} = 0.1 }} }}'
 )
 _STATE = 'expected the state as the key: offload = { optimizer = "cpu", parameters = "cpu" }'
+SHARED_MODELS = (
+    "tensor, pipeline, context and expert parallelism are not modelled; strategy has the axes "
+    "dp_shard and dp_replicate"
+)
+"""The refusal of ranks that share one model."""
+_OUTPUTS = (
+    "torch's defaults are modelled: inputs are cast to the dtype of parameters, outputs are as "
+    "they come; leave it out"
+)
 FOREIGN_KEYS: Mapping[str, str] = {
     "aio": "two keys of offload, block_size and queue_depth",
     "zero_optimization": "a key of DeepSpeed's config, which zsim import deepspeed FILE reads",
@@ -33,6 +42,19 @@ FOREIGN_KEYS: Mapping[str, str] = {
         "attention_dropout", "residual_dropout"
     )},
     "model.dropout": _OF_SIZES.format(key="attention_dropout"),
+    "parallelism": SHARED_MODELS,
+    "precision.output_dtype": _OUTPUTS,
+    "precision.cast_forward_inputs": _OUTPUTS,
+    "precision.buffer_dtype": "buffers stay as the module makes them; leave it out",
+    **{f"optimizer.{key}": f'this is optimizer.implementation = "{word}"' for key, word in (
+        ("fused", "fused"), ("foreach", "foreach"),
+    )},
+    **{f"optimizer.{key}": "changes no byte and no time; leave it out" for key in (
+        "betas", "eps", "dampening",
+    )},
+    **{f"optimizer.{key}": "not modelled; leave it out" for key in (
+        "amsgrad", "capturable", "differentiable", "maximize", "nesterov",
+    )},
     "activation_checkpointing.partition_activations": (
         "expected none: ranks of tensor parallelism have the same activations and may keep 1/N "
         "each, but scenarios have none yet; N data-parallel ranks have their own, of which N parts "

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError, create_model
 from zsim.errors import ZsimError, key_of, listed, shown
 from zsim.io import pydantic_words
 from zsim.ir.mesh import AXES, RESERVED_AXES
-from zsim.scenario.keys.foreign_keys import FOREIGN_KEYS
+from zsim.scenario.keys.foreign_keys import FOREIGN_KEYS, SHARED_MODELS
 from zsim.scenario.keys.options import strategy_table
 from zsim.scenario.keys.table import Table
 from zsim.scenario.keys.tables import ScenarioTable
@@ -191,7 +191,7 @@ def strategy_of(table: object, problems: list[str]) -> Any:
         return None
     reserved = [axis for axis in RESERVED_AXES if axis in table]
     problems += [
-        f"strategy.{axis}: tensor and pipeline parallelism are not modelled yet"
+        f"strategy.{axis}: {SHARED_MODELS}"
         for axis in reserved
     ]
     name = table.get("name")

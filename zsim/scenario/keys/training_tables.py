@@ -71,7 +71,9 @@ TRAINING_TABLES: Mapping[str, Any] = {
         "PrecisionTable", Precision, "The dtypes of training.",
         {
             "parameters": _key("Dtype of compute, unsharded parameters and gradients."),
-            "reduce": _key("Dtype in which gradients are reduced."),
+            "reduce": _key(
+                "Dtype in which gradients are reduced; of ddp by a hook, as fp16_compress_hook."
+            ),
             "autocast": _key(
                 "Dtype of torch.autocast around forward; parameters stay fp32, and so do "
                 "all-gathers."
@@ -192,7 +194,9 @@ TRAINING_TABLES: Mapping[str, Any] = {
         "Execution of the step: it changes time alone, but for `norms` and `loss`, whose forms "
         "keep other tensors.",
         {
-            "compile": _key("torch.compile fuses chains of element-wise kernels."),
+            "compile": _key(
+                "torch.compile fuses chains of element-wise kernels; bytes are those of eager ones."
+            ),
             "float8": _key(
                 "Linears but the head multiply in 8 bits, by a recipe: delayed (Transformer "
                 "Engine's; true), or torchao's tensorwise, rowwise or mx."

@@ -278,7 +278,7 @@ def test_a_varied_key_without_values_is_told(
 
 
 @pytest.mark.parametrize(("key", "said"), [
-    ("strategy.tp", "zsim: vary: strategy.tp: tensor and pipeline parallelism are not modelled"),
+    ("strategy.tp", "zsim: vary: strategy.tp: tensor, pipeline, context and expert"),
     ("strategy.lookaehad", "zsim: vary: strategy.lookaehad: unknown key; known are dp_shard,"),
 ])
 def test_a_key_that_no_candidate_can_have_is_an_error_of_one_line(
