@@ -52,11 +52,23 @@ def config(folder, text, *more, **answers):
     return imported(folder, "\n".join((text, *more)), name="config.yaml", **OPEN | answers)
 
 
+@pytest.mark.parametrize("more", [
+    (), ("fsdp: full_shard auto_wrap",),
+    ("deepspeed: {train_micro_batch_size_per_gpu: auto, zero_optimization: {stage: 3, "
+     "reduce_bucket_size: auto}}",),
+])
+def test_a_model_that_a_config_names_is_as_one_that_an_option_names(tmp_path, more):
+    named = AXOLOTL.replace("Llama-3.2-1B-Instruct", "Meta-Llama-3-8B")
+    of_config = config(tmp_path, named, *more, model=None).scenario.tables
+    assert of_config == config(tmp_path, named, *more, model="llama-3-8b").scenario.tables
+    assert of_config["execution"]["norms"] == "composite"
+
+
 def test_an_axolotl_config_names_model_batch_and_length(tmp_path):
     result = config(tmp_path, AXOLOTL, model=None)
     tables = result.scenario.tables
     assert result.kind == "transformers"
-    assert tables["model"] == {"preset": "llama-3.2-1b"}
+    assert tables["model"] == {"preset": "llama-3.2-1b", "loss_dtype": "float32"}
     assert tables["batch"] == {"micro_batch": 2, "accumulation": 4, "sequence_length": 64}
     assert tables["precision"] == {"parameters": "bf16", "reduce": "bf16", "master": False}
     assert tables["activation_checkpointing"] == {"mode": "full"}

@@ -61,12 +61,14 @@ NO_STEP = (
 def read(config: ConfigKeys, draft: Draft) -> None:
     """Put what TrainingArguments say into the draft; problems, ignored keys and assumptions go to
     the notes."""
-    precision, loaded = _precision(config, draft)
+    axolotl = AXOLOTL in config
+    training_scripts.name_model(config, draft)  # units and bucket sizes go by it
+    precision, loaded = _precision(config, draft, axolotl=axolotl)
     key = next((key for key in BATCHES if key in config), BATCHES[0])
     micro, accumulation = config.whole(key), config.whole("gradient_accumulation_steps", 1)
     clip = config.number("max_grad_norm", MAX_NORM)
     zero, options = config.any("deepspeed"), _options(config.any("fsdp"))
-    plugin, version = config.any("fsdp_config"), config.whole("fsdp_version", 1 if AXOLOTL in config
+    plugin, version = config.any("fsdp_config"), config.whole("fsdp_version", 1 if axolotl
                                                              else 2) or 2
     table = zero if isinstance(zero, dict) else accelerate.named(str(zero), draft) if zero else {}
     _optimizer(config, draft, own="optimizer" not in table, deepspeed=bool(zero))
@@ -102,7 +104,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     config.close()
 
 
-def _precision(config: ConfigKeys, draft: Draft) -> tuple[str, str | None]:
+def _precision(config: ConfigKeys, draft: Draft, *, axolotl: bool) -> tuple[str, str | None]:
     """The dtype of mixed precision, and the one in which the model is loaded, if not float32.
     axolotl loads it in that of mixed precision, LLaMA-Factory in float32 but for pure_bf16."""
     flags = {key: config.any(key) for key in ("bf16", "bfloat16", "fp16")}
@@ -120,7 +122,7 @@ def _precision(config: ConfigKeys, draft: Draft) -> tuple[str, str | None]:
         return "no", "bf16"
     if LLAMA_FACTORY in config:
         return precision, None
-    return precision, precision if AXOLOTL in config and precision != "no" else loaded
+    return precision, precision if axolotl and precision != "no" else loaded
 
 
 def _is_true(flags: Mapping[str, Any], *keys: str) -> bool:

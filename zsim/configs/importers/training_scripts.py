@@ -65,10 +65,14 @@ NO_STEP = (
 """Shell-style patterns of keys of data, logs and models that change no step."""
 
 
-def read(config: ConfigKeys, draft: Draft) -> None:
-    """Name the model, refuse what is not modelled, and leave out what changes no step."""
+def name_model(config: ConfigKeys, draft: Draft) -> None:
+    """Name the model, before anything that depends on it is put."""
     key = next((key for key in ("base_model", "model_name_or_path") if key in config), "")
     draft.name_model(config.text(key) if key else None, key)
+
+
+def read(config: ConfigKeys, draft: Draft) -> None:
+    """Refuse what is not modelled, and leave out what changes no step."""
     for name, (value, unmodelled) in UNMODELLED.items():
         config.only(name, value, unmodelled=unmodelled)
     if config.text("stage", "sft") not in ("sft", "pt"):
