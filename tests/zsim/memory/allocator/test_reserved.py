@@ -17,12 +17,18 @@ from zsim.errors import ProgramError
 from zsim.ir import ledger_replay as memory
 from zsim.ir.ops import Alloc, DriverCalls, Free, Kernel, MemoryEvent, Op, OpKind, Stream
 from zsim.ir.program import RankProgram, begin_alike
-from zsim.memory.allocator.caching_allocator import SMALL_SEGMENT, DeviceFullError
+from zsim.memory.allocator.caching_allocator import (
+    SMALL_SEGMENT,
+    CachingAllocator,
+    DeviceFullError,
+)
+from zsim.memory.allocator.heap import Heap
 from zsim.memory.allocator.reserved import (
     AllocatorRecord,
     built_elsewhere,
     replay,
     replay_each,
+    replay_phase,
 )
 from zsim.memory.allocator.snapshot import snapshot
 from zsim.memory.equal_micro_batches import micro_batches
@@ -64,7 +70,7 @@ def test_a_record_says_what_is_reserved_what_lives_what_rounding_costs_and_what_
         reserved_by_pool={"compute small": 2 * MIB},
     )
     assert records["steady"] == AllocatorRecord(
-        start_reserved_bytes=2 * MIB, peak_reserved_bytes=22 * MIB, end_reserved_bytes=22 * MIB,
+        start_reserved_bytes=22 * MIB, peak_reserved_bytes=22 * MIB, end_reserved_bytes=22 * MIB,
         peak_active_bytes=12 * MIB + 1024, fragmentation_bytes=10 * MIB - 1024,
         rounding_bytes=412 + 507, workspace_bytes=0, num_segments=2, num_releases=0,
         reserved_by_pool={"compute small": 2 * MIB, "compute large": 20 * MIB},
@@ -76,6 +82,7 @@ def test_a_buffer_lives_in_the_pool_of_the_stream_of_the_op_that_makes_it_and_th
         op(0, activations("x", 3 * MIB), stream="all_gather_copy_in"),
         op(1, activations("y", 3 * MIB), stream="host"), op(2, Free("x"), Free("y")),
         op(3, activations("z", 6 * MIB), activations("w", 6 * MIB)),
+        op(4, Free("z"), Free("w")),
     )
     assert replay(rank)["steady"].reserved_by_pool == {
         "all_gather_copy_in large": 20 * MIB, "compute large": 20 * MIB
@@ -119,20 +126,21 @@ def test_what_is_recomputed_runs_in_autograds_thread_whose_workspace_it_takes_wh
 
 
 def test_workspaces_are_counted_when_active_bytes_are_at_their_peak():
-    rank = program(
+    step = (
         op(0, activations("x", 80 * MIB), flops=9), op(1, Free("x")),
         op(2, kind="backward", flops=9),
     )
-    assert replay(rank, workspace_bytes=32 * MIB)["steady"].workspace_bytes == 32 * MIB
+    records = replay(program(*step, first=step), workspace_bytes=32 * MIB)
+    assert [records[phase].workspace_bytes for phase in ("first", "steady")] == [32 * MIB, 64 * MIB]
 
 
 def test_fragmentation_is_what_lies_idle_when_most_lives_and_not_when_most_is_reserved():
-    rank = program(
+    step = (
         op(0, activations("x", 30 * MIB)), op(1, Free("x")),
         op(2, activations("y", 10 * MIB), stream="all_gather"), op(3, Free("y")),
     )
-    steady = replay(rank)["steady"]
-    assert (steady.peak_active_bytes, steady.peak_reserved_bytes, steady.fragmentation_bytes) == (
+    first = replay(program(*step, first=step))["first"]
+    assert (first.peak_active_bytes, first.peak_reserved_bytes, first.fragmentation_bytes) == (
         30 * MIB, 40 * MIB, 0,
     )
 
@@ -180,14 +188,28 @@ def test_an_emptied_cache_does_not_carry_what_construction_needed_into_the_steps
         op(0, Alloc("whole", "parameters", 40 * MIB), stream="host", kind="alloc"),
         op(1, Free("whole")),
     )
-    rank = program(op(0, activations("x", 30 * MIB)), construction=construction)
+    rank = program(op(0, activations("x", 30 * MIB), Free("x")), construction=construction)
     kept, emptied = replay(rank), replay(rank, empty_cache="first")
     assert kept["steady"].end_reserved_bytes == 40 * MIB
     assert (emptied["construction"].end_reserved_bytes, emptied["steady"].end_reserved_bytes) == (
         40 * MIB, 30 * MIB,
     )
     late = replay(rank, empty_cache="steady")
-    assert (late["first"].end_reserved_bytes, late["steady"].start_reserved_bytes) == (40 * MIB, 0)
+    assert [late[phase].end_reserved_bytes for phase in ("first", "steady")] == [40 * MIB, 30 * MIB]
+
+
+@pytest.mark.parametrize("strategy", [{"name": "hsdp", "dp_shard": 8}, {"name": "fsdp1"}])
+def test_no_later_step_reserves_more_than_is_told(strategy: dict[str, object]) -> None:
+    scenario = zsim.Scenario(
+        model={"preset": "llama-3-8b"}, batch={"micro_batch": 1, "sequence_length": 4096},
+        cluster={"preset": "dgx-h100", "nodes": 2}, strategy=strategy,
+        precision={"parameters": "bf16", "reduce": "fp32"},
+    )
+    rank, heap = plan(scenario, device="cuda").of_rank(0), Heap(CachingAllocator())
+    for ops in (rank.construction, rank.first, rank.second):
+        replay_phase(heap, ops, "first")
+    steps = [replay_phase(heap, rank.steady, "steady").peak_reserved_bytes for _ in range(6)]
+    assert steps[0] < steps[-1] == replay(rank)["steady"].peak_reserved_bytes
 
 
 def test_on_a_full_device_the_cache_is_released_and_counted_and_then_the_op_is_refused():
