@@ -26,7 +26,7 @@ def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
     """Caveats of `scenario`, which runs all the same."""
     return tuple(map(Caveat, (
         *_half_precision(scenario), *_compiled(scenario), *_compressed(scenario),
-        *_one_unit(scenario), *_idle_links(scenario),
+        *_reserved(scenario), *_one_unit(scenario), *_idle_links(scenario),
         *STRATEGIES[scenario.strategy].drive_caveats(
             scenario.offload, scenario.options, scenario.model, scenario.mesh
         ),
@@ -70,6 +70,14 @@ def _compressed(scenario: Scenario) -> Iterator[str]:
             f"precision.reduce: memory has the cast of a bucket at a time; torch's "
             f"{DTYPE_NAMES[dtypes.reduce]}_compress_hook may hold all until they are reduced, at "
             f"most {format_bytes(more)} more"
+        )
+
+
+def _reserved(scenario: Scenario) -> Iterator[str]:
+    """Memory that GPUs may reserve for the strategy beside what is told."""
+    if scenario.cluster.kind == "cuda":
+        yield from STRATEGIES[scenario.strategy].memory_caveats(
+            scenario.options, scenario.model, scenario.precision
         )
 
 

@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.autograd.traced.model import TracedModel
+from zsim.io.units import format_bytes
 from zsim.ir.buffers import Buffer, form_of, gradient_of
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program, RankProgram
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.repeats import repeats
 from zsim.models.spec import ModelSpec
-from zsim.models.training_options import DTYPE_NBYTES, Optimizer
+from zsim.models.training_options import DTYPE_NBYTES, Optimizer, Precision
 from zsim.strategies.building import optimizers, torch_arguments
 from zsim.strategies.building.backward_events import (
     Backwards,
@@ -75,6 +76,16 @@ def problems(options: Options, mesh: Mesh, optimizer: Optimizer) -> Iterator[str
             "strategy.dp_shard: expected at least 2, found 1: torch then shards nothing "
             "(NO_SHARD) and reduces nothing over replicas; "
             "use ddp"
+        )
+
+
+def memory_caveats(options: Options, model: ModelSpec, precision: Precision) -> Iterator[str]:
+    """Bytes that the caching allocator may reserve beside those that are told, a line each."""
+    if not options.limit_all_gathers:
+        nbytes = model.num_parameters * DTYPE_NBYTES[precision.parameters]
+        yield (
+            "strategy.limit_all_gathers: a host that gathers a whole pass ahead keeps about "
+            f"{format_bytes(nbytes)} more in blocks than is told, by record_stream, and fragments"
         )
 
 
@@ -294,6 +305,7 @@ STRATEGY = Strategy(
     num_distinct_ranks=num_distinct_ranks, nests="units",
     differentiates=viewed,
     unit_hooks="fsdp1_views", problems=problems, model_problems=model_problems,
+    memory_caveats=memory_caveats,
     over_all_ranks="fsdp1", saves_memory=(FREED,), frees_after_forward=(FREED,),
     keeps_gathered=(OptionValue("sharding", "grad_op"),),
     gathers_earlier=(

@@ -166,6 +166,8 @@ class Strategy:
     there."""
     drive_caveats: Callable[..., Iterable[str]] = _no_lines
     """`drive_caveats(offload, options, model, mesh)`: what its user may not expect of drives."""
+    memory_caveats: Callable[..., Iterable[str]] = _no_lines
+    """`memory_caveats(options, model, precision)`: what may be reserved on GPUs and is not told."""
     offload_option: str = ""
     """Name of an option that moves all sharded states to the host, "" for none."""
     offloads: Callable[[Any], bool] = _never
