@@ -55,7 +55,7 @@ def representatives(
         ]
         classes = _numbered(zip(classes, *met, strict=True))
     first: dict[int, int] = {}
-    return tuple(first.setdefault(own, rank) for rank, own in enumerate(classes))
+    return tuple(map(first.setdefault, classes, range(len(classes))))
 
 
 def in_step_off_device(program: Program) -> bool:
