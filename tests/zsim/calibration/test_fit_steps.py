@@ -78,8 +78,7 @@ def measured(folder: Path, factors: dict[tuple[str, str], float], *, slower: flo
 def test_what_made_the_measurements_is_found_and_left_out_groups_are_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Products that are 6 % slower: most of it is found in matmul_efficiency, and the rest in what
-    works alike."""
+    """Products that are 6 % slower are found in matmul_efficiency."""
     path = measured(tmp_path, {("A100", "matmul_efficiency"): 0.94})
     out = tmp_path / "mine.toml"
     assert main.main([
@@ -90,10 +89,8 @@ def test_what_made_the_measurements_is_found_and_left_out_groups_are_predicted(
         (constant["generation"], constant["name"]): constant["factor"]
         for constant in printed["constants"]
     }
-    assert factors["A100", "matmul_efficiency"] < 0.97
+    assert factors["A100", "matmul_efficiency"] == pytest.approx(0.94, abs=0.01)
     assert factors["A100", "attention.rate"] == pytest.approx(1, abs=0.05)
-    # whose prior is wide, and which makes products slower too
-    assert factors["", "matmul_prologue"] > 1
     assert printed["fitted"]["max"] < 0.015
     assert printed["left_out"]["max"] < 0.03
     assert len({tuple(row["group"]) for row in printed["rows"]}) == 2

@@ -46,18 +46,18 @@ class Knob:
 
 KNOBS = (
     Knob("matmul_efficiency", 0.05, False),
-    Knob("elementwise_efficiency", 0.15, False),
-    Knob("memory_efficiency", 0.05, False),
+    Knob("elementwise_efficiency", 0.15, True),
     Knob("attention.rate", 0.15, False),
     Knob("attention.half_length", 0.4, True),
     Knob("attention.backward", 0.1, True),
-    Knob("matmul_prologue", 0.8, True),
-    Knob("wave_cost", 0.5, True),
-    Knob("interference", 0.3, True),
     Knob("straggler", 0.5, True),
 )
 """Widths: what published micro-benchmarks of one generation differ by. Whatever is a matter of the
-machine's build is shared."""
+machine's build is shared.
+
+Constants that single kernels or source code tell are no matter of steps: of the memory, of tiles,
+of what NCCL takes. Fitted too, they made the median error of llm-foundry's rows larger. With the
+generation left out it was 3.6 % in place of 2.8, with the model size 1.7 in place of 0.8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

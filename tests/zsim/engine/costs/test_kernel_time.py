@@ -75,22 +75,23 @@ def test_attention_nears_its_rate_with_length_and_its_backward_is_slower() -> No
         for length in (512, 65536)
     )
     triton = Execution(attention_kernels="triton")
-    rate = 127e12
-    assert kernel_ns(short, A100, triton) == ceil(flops / (rate * 512 / (512 + 675)) * 1e9) + 2000
-    assert (
-        kernel_ns(long, A100, triton) == ceil(flops / (rate * 65536 / (65536 + 675)) * 1e9) + 2000
-    )
+    known = A100.attention["triton"]
+    assert known.half_length > 0 and 0 < known.backward < 1
+    at_short = known.rate * 512 / (512 + known.half_length)
+    at_long = known.rate * 65536 / (65536 + known.half_length)
+    assert kernel_ns(short, A100, triton) == ceil(flops / at_short * 1e9) + 2000
+    assert kernel_ns(long, A100, triton) == ceil(flops / at_long * 1e9) + 2000
     backward = replace(long, operator=ATTENTION_BACKWARD)
-    assert (
-        kernel_ns(backward, A100, triton)
-        == ceil(flops / (rate * 65536 / (65536 + 675) * 0.674) * 1e9) + 2000
+    assert kernel_ns(backward, A100, triton) == (
+        ceil(flops / (at_long * known.backward) * 1e9) + 2000
     )
     assert kernel_ns(long, A100) < kernel_ns(long, A100, triton)
 
 
 def test_what_moves_bytes_takes_them_over_the_rate_reached_and_compiled_half_of_them() -> None:
     kernel = Kernel("gelu", 0, 10**9, "bfloat16")
-    assert kernel_ns(kernel, H100) == ceil(10**9 / (3350e9 * 0.67) * 1e9) + 2000
+    reached = 3350e9 * H100.elementwise_efficiency
+    assert kernel_ns(kernel, H100) == ceil(10**9 / reached * 1e9) + 2000
     assert (
         kernel_ns(kernel, H100, Execution(compile=True))
         == ceil(COMPILED_SHARE * 10**9 / (3350e9 * 0.88) * 1e9) + 2000
