@@ -17,6 +17,7 @@ from tests.measured import deepspeed_drives as measured
 from tests.support.folders import ROOT
 from zreal.observer.subjects import deepspeed_engine
 from zreal.observer.subjects.deepspeed_ops import command
+from zreal.processes import launch
 from zsim.errors import BackendUnavailableError, ScenarioError
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
@@ -142,3 +143,37 @@ def test_a_scenario_with_drives_agrees_with_the_engine_and_trains(offload) -> No
     exact = {check.name for check in comparison.checks if check.detail.startswith("exact")}
     assert {"collective order", "bytes", "memory at rest", "memory of parts"} <= exact
     assert any(check.name == "numerics" and check.status == "ok" for check in comparison.checks)
+
+
+@needs_async_io
+@pytest.mark.usefixtures("async_io")
+@pytest.mark.slow
+@pytest.mark.gloo
+@pytest.mark.parametrize("offload", [measured.PLAIN, measured.BOTH])
+def test_deepspeed_loads_no_moments_from_drives_and_nothing_in_memory(
+    offload: dict[str, Any], tmp_path: Path
+) -> None:
+    """So that its checkpoints of states on drives are refused, though it saves them whole."""
+    text = measured.scenario(1280, offload=offload).to_toml()
+    saved, loaded = (
+        launch.launch(
+            f"tests.zreal.checkpoints.drive_ranks:{which}_rank",
+            {"text": text, "folder": str(tmp_path)}, world_size=2, timeout_s=300,
+        )
+        for which in ("saved", "loaded")
+    )
+    rest, moment = 1539 * 4, "exp_avg"
+    assert saved[0]["own"] == [4, 4, 4, rest, rest, rest]  # counters, and the one in memory
+    assert saved[0]["copied"] == {
+        f"{name}{group}.tensor.swp": nbytes
+        for name in ("", f"{moment}-", f"{moment}_sq-")
+        for group, nbytes in (("0_2", 2_624_512), ("3_6", 2_625_536))
+    }
+    assert "exceeds dimension size (0)" in saved[0]["converted"]
+    for before, after in zip(saved, loaded, strict=True):
+        assert [each["is_on_drive"] for each in before["groups"]] == [True, True, False]
+        for had, made, has in zip(before["groups"], after["made"], after["loaded"], strict=True):
+            assert had["moments"].keys() == {moment, f"{moment}_sq"}
+            assert has["moments"] == {}
+            assert has["master"] == (had if had["is_on_drive"] else made)["master"]
+            assert had["master"] != made["master"]

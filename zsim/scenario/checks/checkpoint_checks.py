@@ -11,8 +11,9 @@ from zsim.strategies import STRATEGIES
 
 BY_DEFAULT = Checkpoint()
 UNREAD = {
-    "deepspeed": "DeepSpeed copies their files besides, which is not modelled",
-    "universal": "ds_to_universal does not read them",
+    "deepspeed": "DeepSpeed saves them, and loads float32 weights alone. Moments begin anew, and "
+                 "sub-groups in host memory stay as they were made",
+    "universal": "ds_to_universal fails, as it looks for them in files that have none",
 }
 """Reasons for which states on drives are refused, by format."""
 

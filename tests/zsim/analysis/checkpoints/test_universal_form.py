@@ -159,8 +159,8 @@ def test_what_ds_to_universal_cannot_do_is_refused_by_name(
 
 @pytest.mark.parametrize("name", ["zero3", "deepspeed3"])
 @pytest.mark.parametrize(("form", "why"), [
-    ("universal", "ds_to_universal does not read them"),
-    ("deepspeed", "DeepSpeed copies their files besides, which is not modelled"),
+    ("universal", "ds_to_universal fails, as it looks for them in files that have none"),
+    ("deepspeed", "DeepSpeed saves them, and loads float32 weights alone. Moments begin anew"),
 ])
 def test_states_on_drives_are_refused_with_what_to_do_instead(
     name: str, form: str, why: str
