@@ -6,7 +6,6 @@ A file is unlinked as soon as it is mapped, so that nothing is left behind howev
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zsim.errors import BackendUnavailableError
-from zsim.io.units import format_bytes
+from zreal.processes.rank_folder import require_room
 
 
 @dataclass(slots=True)
@@ -29,17 +27,12 @@ class SwappedFiles:
 
         BackendUnavailableError where the folder for temporary files has no room for it.
         """
-        folder = tempfile.gettempdir()
-        nbytes, free = source.numel() * source.element_size(), shutil.disk_usage(folder).free
-        if nbytes > free:
-            raise BackendUnavailableError(
-                where="offload.optimizer", expected=f"{format_bytes(nbytes)} more in {folder}",
-                found=f"{format_bytes(free)} free", remedy="let TMPDIR name a folder with room",
-            )
+        nbytes = source.numel() * source.element_size()
+        require_room(nbytes)
         if not nbytes:  # there are no empty maps
             made = torch.empty(0, dtype=source.dtype)
         else:
-            handle, path = tempfile.mkstemp(prefix="zsim-drive-", dir=folder)
+            handle, path = tempfile.mkstemp(prefix="zsim-drive-")
             os.close(handle)
             made = torch.from_file(path, shared=True, size=source.numel(), dtype=source.dtype)
             Path(path).unlink()

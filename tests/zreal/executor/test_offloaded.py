@@ -70,7 +70,9 @@ def test_what_was_written_is_read_again_and_no_file_is_left(
 def test_files_that_have_no_room_are_refused_with_what_is_needed(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: namedtuple("Usage", "free")(16))
+    monkeypatch.setattr(
+        "zreal.processes.rank_folder.disk_usage", lambda folder: namedtuple("Usage", "free")(16)
+    )
     with pytest.raises(BackendUnavailableError, match=r"expected 32 B more in .*, found 16 B free"):
         drive_shards(8)
 

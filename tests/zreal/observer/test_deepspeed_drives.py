@@ -17,7 +17,7 @@ from tests.measured import deepspeed_drives as measured
 from tests.support.folders import ROOT
 from zreal.observer.subjects import deepspeed_engine
 from zreal.observer.subjects.deepspeed_ops import command
-from zreal.processes import launch
+from zreal.processes import launch, rank_folder
 from zsim.errors import BackendUnavailableError, ScenarioError
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
@@ -78,7 +78,7 @@ def test_a_folder_without_room_for_the_files_of_all_ranks_is_refused_and_left_em
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     case = measured.scenario(1280)
     nbytes = 2 * 4 * 4 * sum(-(-p.numel // 2) for p in case.model.parameters)
-    monkeypatch.setattr(deepspeed_engine, "disk_usage", lambda _: Usage(1, 1, nbytes // 2))
+    monkeypatch.setattr(rank_folder, "disk_usage", lambda _: Usage(1, 1, nbytes // 2))
     with pytest.raises(BackendUnavailableError, match="let TMPDIR name a folder with room"):
         deepspeed_engine.config(case)
     assert list(tmp_path.iterdir()) == []

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from shutil import disk_usage, which
-from tempfile import gettempdir
+from shutil import which
 from typing import Any
 
 import torch
@@ -27,9 +26,8 @@ from zreal.modules.modules import Model
 from zreal.modules.optimizers import make_optimizer, trained
 from zreal.observer.subjects import Subject
 from zreal.observer.subjects.deepspeed_ops import require_async_io, require_compiled
-from zreal.processes.rank_folder import make_folder, remove_folders
+from zreal.processes.rank_folder import make_folder, remove_folders, require_room
 from zsim.errors import BackendUnavailableError
-from zsim.io.units import format_bytes
 from zsim.models.training_options import BLOCK_NBYTES, DTYPE_NAMES, QUEUE_DEPTH
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
@@ -228,19 +226,11 @@ def config(scenario: Scenario) -> dict[str, Any]:
 
 def _folder(scenario: Scenario) -> str:
     """A new folder for a rank's files in place of drives; BackendUnavailableError without room."""
-    made = make_folder()
-    free = disk_usage(made).free
-    nbytes = STRATEGIES[scenario.strategy].drive_nbytes(
+    require_room(scenario.world_size * STRATEGIES[scenario.strategy].drive_nbytes(
         scenario.offload, scenario.options, scenario.model, scenario.mesh, scenario.precision,
         scenario.optimizer,
-    ) * scenario.world_size
-    if nbytes > free:
-        made.rmdir()
-        raise BackendUnavailableError(
-            where="offload.optimizer", expected=f"{format_bytes(nbytes)} in {gettempdir()}",
-            found=f"{format_bytes(free)} free", remedy="let TMPDIR name a folder with room",
-        )
-    return str(made)
+    ))
+    return str(make_folder())
 
 
 @contextmanager
