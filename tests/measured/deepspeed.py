@@ -63,6 +63,8 @@ CONFIGS = {
     "gemma": ["*norm*"], "gpt2": ["*.ln_1.*"],
 }
 """Models of transformers, whose config.json are in deepspeed_models, and what some freeze."""
+CALLED = ("phi3", "gpt2-without-dropout")
+"""Models of transformers that call dropouts of 0, which do nothing."""
 FROZEN: dict[str, tuple[list[str], ...]] = {
     "mlp": ([], ["*.bias"], ["blocks.0.*"], ["*.weight"]),
     "gpt": ([], ["*.bias"], ["wte.*", "wpe.*"], ["wte.*", "wpe.*", "blocks.0.*"], ["*.weight"]),
@@ -258,6 +260,28 @@ def draw_transformers(seed: int) -> Tables:
     }
 
 
+def dropouts_grid() -> list[Tables]:
+    """Stage 3 with models of transformers that call dropouts of 0, on two and four ranks.
+
+    Gathers ahead are few or all; blocks are recomputed, or their parameters on the host.
+    """
+    cases = product(RANKS, CALLED, (300, 100_000), RECOMPUTED[:2])
+    return [
+        {
+            "model": {"huggingface": f"tests/measured/deepspeed_models/{config}.json"},
+            "batch": {"micro_batch": 2, "sequence_length": 8, "accumulation": 1 + index % 2},
+            "cluster": {"preset": "cpu-gloo", "ranks": ranks}, "precision": PRECISIONS[index % 4],
+            "strategy": {
+                "name": "deepspeed3", "reduce_bucket_size": 2000,
+                "stage3_prefetch_bucket_size": ahead, "stage3_max_reuse_distance": ahead,
+                "stage3_param_persistence_threshold": 10, "stage3_max_live_parameters": 10 * ahead,
+            },
+            **recomputed, **({"offload": ALL_ON_HOST} if index % 3 == 2 else {}),
+        }
+        for index, (ranks, config, ahead, recomputed) in enumerate(cases)
+    ]
+
+
 def draw(seed: int) -> Tables:
     """A random scenario of stage 1 or 2."""
     one_of = random.Random(seed).choice
@@ -381,7 +405,7 @@ def main() -> int:
         *sharded_grid(), *map(draw_sharded, seeds(asked.sharded_draws)),
         *map(draw_transformers, seeds(asked.transformers_draws)), *adam_grid(),
         *activations_grid(), *map(draw_leaves, seeds(asked.leaf_draws)), *quantized_grid(),
-        *granularity_grid(),
+        *granularity_grid(), *dropouts_grid(),
     ]
     tables = [*([] if asked.only_sharded else [*grid(), *map(draw, seeds(asked.draws))]), *sharded]
     record = {

@@ -1,8 +1,8 @@
 """Folders of ranks for files that are opened by name, as of drives, and the room for files.
 
 A folder goes with its process, by whoever watches that. One whose watcher was killed too goes as
-the next is made: a process has its folders locked, and the system unlocks those of one that is
-gone, in whatever container it was.
+the next is made. A process has its folders locked; the system unlocks those of one that is gone, in
+whatever container it was.
 """
 
 from __future__ import annotations

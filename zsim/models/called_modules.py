@@ -166,16 +166,6 @@ def containers(model: ModelSpec) -> dict[str, tuple[str, ...]]:
     }
 
 
-def calls_nothing(model: ModelSpec) -> bool:
-    """True where transformers calls dropouts of 0, which are no operators here."""
-    names = {op.name.rpartition(".")[2] for module in model.modules for op in module.operators}
-    dropouts = {
-        "gpt2": {"drop", "resid_dropout", "dropout"},
-        "phi3": {"resid_attn_dropout", "resid_mlp_dropout"},
-    }
-    return model.family == TRANSFORMERS and not names >= dropouts.get(model.name, set())
-
-
 def called_inside(model: ModelSpec) -> dict[str, tuple[str, ...]]:
     """The `containers` of each module in a block, without the block and what is around it."""
     around = containers(model)

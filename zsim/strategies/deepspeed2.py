@@ -57,6 +57,7 @@ STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_shard",), formula=Formula("zero2"),
     library="deepspeed", configs=("deepspeed",), wraps_optimizer=True,
     problems=engine_options.problems, model_problems=engine_options.model_problems,
+    precision_problems=engine_options.precision_problems,
     steps_two_bytes=False, masters_of_cast=True, hooks=True, syncs=("every",), sums_losses=False,
     elsewhere=config_keys.OF_REPLICAS, num_distinct_ranks=num_distinct_ranks,
     num_groups=num_groups, saves="engine", reorders=lambda options: options.round_robin_gradients,

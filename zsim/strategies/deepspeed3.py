@@ -185,7 +185,7 @@ STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_shard",), formula=Formula("zero3"),
     library="deepspeed", configs=("deepspeed",), wraps_optimizer=True,
     problems=engine_options.shard_problems, model_problems=engine_options.shard_model_problems,
-    precision_problems=engine_options.shard_precision_problems,
+    precision_problems=engine_options.precision_problems,
     node_problems=engine_options.node_problems,
     steps_two_bytes=False, masters_of_cast=True, hooks=True, syncs=("every",), sums_losses=False,
     elsewhere=config_keys.OF_SHARDS, num_distinct_ranks=num_distinct_ranks,

@@ -183,6 +183,8 @@ def test_buckets_may_fill_before_the_last_recomputation_of_their_unit() -> None:
     [
         ({"strategy": {"contiguous_gradients": False}},
          "strategy.contiguous_gradients: expected true, found false"),
+        ({"precision": {"autocast": "bf16"}},
+         "precision.autocast: expected none with DeepSpeed's engine, which switches it off"),
         ({"strategy": {"gradient_clipping": 1.0}},
          "strategy.gradient_clipping: this is optimizer.clip_norm"),
         ({"strategy": {"communication_data_type": "fp32"}},
@@ -695,7 +697,8 @@ def test_a_mean_size_that_takes_each_block_makes_leaves_whose_parameters_share_a
          'strategy.leaf_module: expected none, as the input of blocks.0 needs no gradient'),
         ({"strategy": {"reduce_scatter": False}}, "strategy.reduce_scatter: expected true"),
         ({"ranks": 1}, "strategy.dp_shard: expected at least 2 ranks with deepspeed3"),
-        ({"precision": {"autocast": "bf16"}}, "precision.autocast: expected none with deepspeed3"),
+        ({"precision": {"autocast": "bf16"}},
+         "precision.autocast: expected none with DeepSpeed's engine"),
         ({"activation_checkpointing": {"mode": "full", "early_stop": False}},
          "activation_checkpointing.early_stop: expected another with deepspeed3"),
         ({"model": GPT | {"uses": 2}}, "model.uses: expected 1 with deepspeed3"),
@@ -709,11 +712,18 @@ def test_what_stage_3_has_not_is_refused_by_name(changed: dict[str, Any], told: 
     assert told in str(error.value)
 
 
-def test_dropouts_of_0_are_modules_of_transformers_and_are_refused(tmp_path: Path) -> None:
-    config = json.loads((CONFIGS / "gpt2.json").read_text()) | {"embd_pdrop": 0.0}
+@pytest.mark.parametrize(("name", "changed", "dropouts"), [
+    ("gpt2", {"embd_pdrop": 0.0}, 1 + 2 * 2), ("gpt2-without-dropout", {}, 1 + 2 * 2),
+    ("phi3", {}, 2 * 2), ("llama", {}, 0),
+])
+def test_dropouts_of_0_are_modules_of_transformers_and_count_in_the_trace(
+    name: str, changed: dict[str, float], dropouts: int, tmp_path: Path
+) -> None:
+    config = json.loads((CONFIGS / f"{name}.json").read_text()) | changed
     (tmp_path / "config.json").write_text(json.dumps(config))
-
-    with pytest.raises(ScenarioError, match="expected no dropout of 0 with deepspeed3"):
-        scenario(
-            strategy={"name": "deepspeed3"}, model={"huggingface": str(tmp_path / "config.json")}
-        )
+    case = scenario(
+        strategy={"name": "deepspeed3"}, model={"huggingface": str(tmp_path / "config.json")}
+    )
+    modules = training(case, device="cpu").model.modules
+    names = [op.name for each in modules for op in each.operators[:1] if op.kind == "dropout"]
+    assert len(names) == len(set(names)) == dropouts

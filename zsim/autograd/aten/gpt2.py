@@ -47,8 +47,11 @@ def split(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
 
 def dropout(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """Noise of ones and zeros, scaled, times the value."""
+    """Noise of ones and zeros, scaled, times the value; for a share of 0 the value itself."""
     nbytes = sizes.nbytes * sizes.tokens * op.out_features
+    if not op.dropout:
+        yield view(op.inputs[0], op.output, nbytes)
+        return
     yield from after_dropout(op.inputs[0], op.output, nbytes, sizes)
 
 

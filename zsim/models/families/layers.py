@@ -33,8 +33,14 @@ def elementwise(kind: str, name: str, inputs: tuple[str, ...], output: str, widt
 
 def dropped(share: float, name: str, value: str, width: int) -> tuple[tuple[Operator, ...], str]:
     """Dropout of `value`, none for a share of 0, and the name of what there is then."""
-    if not share:
-        return (), value
+    return called_dropout(share, name, value, width) if share else ((), value)
+
+
+def called_dropout(
+    share: float, name: str, value: str, width: int
+) -> tuple[tuple[Operator, ...], str]:
+    """Dropout of `value` by a module, which is called for a share of 0 too and does nothing; and
+    the name of what there is."""
     output = f"{value}_dropped"
     return (
         replace(elementwise("dropout", name, (value,), output, width), dropout=share),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from zsim.models.families.layers import elementwise, embedding, linear, norm
+from zsim.models.families.layers import called_dropout, elementwise, embedding, linear, norm
 from zsim.models.families.llama import LlamaSizes
 from zsim.models.families.transformers import (
     EMBED,
@@ -184,21 +184,27 @@ def _block(
         implementation="",
     )
     mixed = (replace(mix, output="by_head"), flat) if ways.merged else (mix,)
-    attended = linear(
-        f"{attention}.o_proj", "mixed", "a", sizes.num_heads * head_dim, width,
-        bias=sizes.output_bias,
+    projected = replace(
+        linear(
+            f"{attention}.o_proj", "mixed", "a", sizes.num_heads * head_dim, width,
+            bias=sizes.output_bias,
+        ), drops=("mixed", "turned.query", "turned", value, *held, "n1"),
+    )
+    (attended, a), (fed, m) = (
+        called_dropout(0.0, f"{fqn}.resid_{part}_dropout", output, width)
+        if ways.merged else ((), output)
+        for part, output in (("attn", "a"), ("mlp", "m"))
     )
     return Module(
         fqn=fqn, unit=fqn,
         operators=(
             replace(norm(ways.norm, f"{fqn}.input_layernorm", "x", "n1", width), reads=(PLACES,)),
             *_projected(sizes, ways, attention, heads, shape), replace(shape, reads=TABLES), *mixed,
-            replace(attended, drops=("mixed", "turned.query", "turned", value, *held, "n1")),
-            elementwise("residual", f"{fqn}.add_1", ("x", "a"), "h", width),
+            projected, *attended, elementwise("residual", f"{fqn}.add_1", ("x", a), "h", width),
             norm(ways.norm, f"{fqn}.post_attention_layernorm", "h", "n2", width),
-            *_mlp(sizes, ways, fqn),
+            *_mlp(sizes, ways, fqn), *fed,
             replace(
-                elementwise("residual", f"{fqn}.add_2", ("h", "m"), "y", width), drops=("m", "h")
+                elementwise("residual", f"{fqn}.add_2", ("h", m), "y", width), drops=(m, "h")
             ),
         ),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from zsim.models.families.gpt import GptSizes
 from zsim.models.families.layers import (
-    dropped,
+    called_dropout,
     elementwise,
     embedding,
     linear,
@@ -119,7 +119,7 @@ def gpt2(sizes: GptSizes, *, activation: str, config: str, dropout: Dropout) -> 
     indices = embedding(
         "position_embedding", "transformer.wpe", "e", "h", rows=sizes.max_positions, width=width
     )
-    dropping, _ = dropped(dropout.embedding, "transformer.drop", "h", width)
+    dropping, _ = called_dropout(dropout.embedding, "transformer.drop", "h", width)
     return assembled(
         "gpt2", Module(fqn=EMBED, unit=ROOT, operators=(tokens, indices, *dropping)),
         tuple(
@@ -138,11 +138,10 @@ def gpt2(sizes: GptSizes, *, activation: str, config: str, dropout: Dropout) -> 
 def _gpt2_block(sizes: GptSizes, fqn: str, activation: str, dropout: Dropout) -> Module:
     width = sizes.hidden_size
     feed_forward = sizes.feed_forward or 4 * width
-    attended, a = dropped(dropout.residual, f"{fqn}.attn.resid_dropout", "a", width)
+    attended, a = called_dropout(dropout.residual, f"{fqn}.attn.resid_dropout", "a", width)
     projected = (_conv1d(f"{fqn}.attn.c_proj", "mixed", "a", width, width), *attended)
-    rebound = ("a",) if attended else ()
-    projected = (*projected[:-1], replace(projected[-1], drops=(*rebound, "q", "q.key", "q.value")))
-    fed, m = dropped(dropout.residual, f"{fqn}.mlp.dropout", "m", width)
+    projected = (*projected[:-1], replace(projected[-1], drops=("a", "q", "q.key", "q.value")))
+    fed, m = called_dropout(dropout.residual, f"{fqn}.mlp.dropout", "m", width)
     mix = Operator(
         kind="attention",
         name=f"{fqn}.attn",

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from zsim.autograd.traced.model import TracedModel
 from zsim.ir.mesh import Mesh
-from zsim.models.called_modules import calls_nothing, granular, is_leaf
+from zsim.models.called_modules import granular, is_leaf
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.repeats import repeats
 from zsim.models.spec import ModelSpec, Parameter
@@ -131,6 +131,15 @@ def problems(options: ReplicaOptions, mesh: Mesh, optimizer: Optimizer) -> Itera
         yield "strategy.reduce_bucket_size: expected at least 1 element, found 0"
 
 
+def precision_problems(precision: Precision) -> Iterator[str]:
+    """Refusals of dtypes, one line each, the scenario's key first."""
+    if precision.autocast != "none":
+        yield (
+            "precision.autocast: expected none with DeepSpeed's engine, which switches it off on "
+            'GPUs; its own, torch_autocast, is not modelled; use parameters = "bf16"'
+        )
+
+
 def model_problems(
     options: ReplicaOptions, model: ModelSpec, accumulates: bool = False,
     checkpointing: Checkpointing = NO_CHECKPOINTING,
@@ -205,15 +214,6 @@ def node_problems(
             return
 
 
-def shard_precision_problems(precision: Precision) -> Iterator[str]:
-    """Refusals of dtypes at stage 3, one line each, the scenario's key first."""
-    if precision.autocast != "none":
-        yield (
-            "precision.autocast: expected none with deepspeed3, whose linears under autocast are "
-            'not modelled; use parameters = "bf16"'
-        )
-
-
 def shard_model_problems(
     options: ShardOptions, model: ModelSpec, accumulates: bool = False,
     checkpointing: Checkpointing = NO_CHECKPOINTING,
@@ -221,11 +221,6 @@ def shard_model_problems(
     """Refusals of `model` at stage 3, one line each, the scenario's key first."""
     if isinstance(model, TracedModel):
         yield "model: expected a preset or a family with deepspeed3, whose trace follows its units"
-    if calls_nothing(model):
-        yield (
-            "model.huggingface: expected no dropout of 0 with deepspeed3, found one of "
-            f"{model.name}, whose module is called and does nothing; this is not modelled"
-        )
     uneven = [p for p in model.parameters if p.numel % ALIGNMENT]
     if options.zero_quantized_weights and uneven:
         yield (
