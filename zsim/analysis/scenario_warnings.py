@@ -30,7 +30,17 @@ def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
         *STRATEGIES[scenario.strategy].drive_caveats(
             scenario.offload, scenario.options, scenario.model, scenario.mesh
         ),
+        *_lossy_loads(scenario),
     )))
+
+
+def _lossy_loads(scenario: Scenario) -> Iterator[str]:
+    """Checkpoints of which DeepSpeed loads a part."""
+    if scenario.checkpoint.format == "deepspeed" and scenario.offload.uses_drives:
+        yield (
+            "checkpoint: of states on drives DeepSpeed loads float32 weights alone; moments begin "
+            'anew, sub-groups in host memory stay as made; offload.optimizer = "cpu" loads all'
+        )
 
 
 def _half_precision(scenario: Scenario) -> Iterator[str]:

@@ -54,6 +54,7 @@ from zsim.strategies.deepspeed_engine.shards.parameters import (
     ShardedParameters,
     drive_nbytes,
     drive_problems,
+    files_on_drives,
     kept_in_memory,
     misread,
     sub_group_starts,
@@ -193,5 +194,5 @@ STRATEGY = Strategy(
     offloadable=("optimizer", "parameters"), pinned=pinned, nests="modules",
     leaf_blocks=engine_options.leaf_blocks,
     on_drives=("optimizer", "parameters"), drive_nbytes=drive_nbytes,
-    drive_problems=drive_problems, drive_caveats=drive_caveats,
+    drive_problems=drive_problems, drive_caveats=drive_caveats, files_on_drives=files_on_drives,
 )

@@ -84,6 +84,19 @@ def _nothing_pinned(*arguments: object) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class DriveFiles:
+    """Files of a tensor that the optimizer steps: its part of their names, and the bytes of its
+    parameters' own ones, if any."""
+
+    name: str
+    parameters_nbytes: int
+
+
+def _no_files(*arguments: object) -> Mapping[int, DriveFiles]:
+    return {}
+
+
 def _no_buffers(options: Any, model: ModelSpec, dtype: str) -> tuple[tuple[ParamGroup, bool], ...]:
     return ()
 
@@ -191,6 +204,9 @@ class Strategy:
     stepped: Callable[[Any, Sequence[int], int], Sequence[int]] = _each_by_itself
     """`stepped(options, numels, num_shards)`: the first parameter of each tensor that the optimizer
     steps, of parameters with so many elements."""
+    files_on_drives: Callable[..., Mapping[int, DriveFiles]] = _no_files
+    """`files_on_drives(offload, options, model, mesh, precision)`: files of such tensors, by their
+    numbers."""
     flat_buffers: Callable[[Any, ModelSpec, str], tuple[tuple[ParamGroup, bool], ...]] = _no_buffers
     """`flat_buffers(options, model, dtype)`: flat buffers whose shards ranks hold, and whether each
     is trained."""

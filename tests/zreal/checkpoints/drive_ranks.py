@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.measured.deepspeed_drives import logged
 from tests.zreal.checkpoints.universal_ranks import SAVED, UNIVERSAL, tensors
 from zreal.observer.observer import observe
 from zreal.observer.subjects import deepspeed_engine
@@ -36,31 +37,32 @@ def saved_rank(
         dist.barrier()
     if rank:
         return {"groups": groups}
-    return {
-        "groups": groups, "converted": _converted(folder),
-        "own": tensors(folder / SAVED / "zero_pp_rank_0_mp_rank_00_optim_states.pt"),
-        "copied": {
-            path.name: path.stat().st_size
-            for path in sorted((folder / SAVED / "offloaded_tensors" / "rank00").iterdir())
-        },
-    }
+    saved = folder / SAVED
+    return {"groups": groups, "converted": _converted(folder), "files": {
+        **{path.name: tensors(path) for path in saved.glob("*optim_states.pt")},
+        **{str(path.relative_to(saved)): [path.stat().st_size] for path in saved.rglob("*.swp")},
+    }}
 
 
 def loaded_rank(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, **_: Any
 ) -> dict[str, Any]:
-    """The sub-groups of a rank's new engine as it is made, and as it has loaded a checkpoint."""
+    """The sub-groups of a rank's new engine, as it is made and as it has loaded a checkpoint, and
+    that load's requests to drives."""
     _begin(rank=rank, world_size=world_size, port=port)
     seen: dict[str, Any] = {}
+    log = list[str]()
 
     def loads(_: Any, engine: Any) -> None:
         seen["made"] = _groups(engine)
+        log.clear()
         engine.load_checkpoint(Path(arguments["folder"]), tag=SAVED)
+        seen["requests"] = [line for line in log if line.split()[-1].isdecimal()]
         seen["loaded"] = _groups(engine)
         raise _LoadedError
 
     deepspeed_engine.EngineOptimizer.__init__ = loads  # type: ignore[method-assign]
-    with deepspeed_engine.files_removed():
+    with deepspeed_engine.files_removed(), logged(log):
         try:
             observe(parse(arguments["text"].encode(), where="loaded"), rank=rank)
         except _LoadedError:

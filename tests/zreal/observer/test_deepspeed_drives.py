@@ -18,12 +18,30 @@ from tests.support.folders import ROOT
 from zreal.observer.subjects import deepspeed_engine
 from zreal.observer.subjects.deepspeed_ops import command
 from zreal.processes import launch, rank_folder
+from zsim.analysis.checkpoints.checkpoint import checkpoint
+from zsim.analysis.scenario_warnings import caveats
 from zsim.errors import BackendUnavailableError, ScenarioError
+from zsim.ir.program import Program
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan
-from zsim.scenario.scenario import parse
+from zsim.scenario.scenario import Scenario, parse
 
+WHOLE = {"hidden": 2560, "sub_group_size": 1_400_000, "offload": measured.WHOLE}
+CHECKPOINTS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"hidden": 1280}, ["read 2624512", "write 2624512", "read 2625536", "write 2625536"]),
+    ({"hidden": 1280, "offload": measured.BOTH}, ["read 5250048", "write 5250048"]),
+    (WHOLE, [
+        "read 7870464", f"write {3 * 2621440 + 7870464}", "read 2633728",
+        f"write {2621440 + 2633728}",
+    ]),
+    (WHOLE | {"dtype": "bf16"}, [
+        "read 7870464", f"write {3 * 1310720 + 7870464}", "read 2633728",
+        f"write {1310720 + 2633728}",
+    ]),
+]
+"""Scenarios that save, with the requests of a load as DeepSpeed 0.19.8 made them; those of one kind
+that nothing lies between are one."""
 RECORD = json.loads((ROOT / "tests/measured/deepspeed_drives.json").read_text())
 needs_async_io = pytest.mark.skipif(
     find_spec("deepspeed") is None or find_library("aio") is None,
@@ -145,35 +163,58 @@ def test_a_scenario_with_drives_agrees_with_the_engine_and_trains(offload) -> No
     assert any(check.name == "numerics" and check.status == "ok" for check in comparison.checks)
 
 
+def checkpointed(number: int) -> Scenario:
+    """A scenario of CHECKPOINTS that saves."""
+    return measured.scenario(**CHECKPOINTS[number][0]).with_(checkpoint={"format": "deepspeed"})
+
+
+def requests(program: Program) -> list[str]:
+    """Requests of a load to drives, once files are there."""
+    ops = program.of_rank(0).steady
+    copied = max(op.index for op in ops if op.stream == "files")
+    return measured.planned(ops[copied + 2 : -1])
+
+
+@pytest.mark.parametrize("number", range(len(CHECKPOINTS)))
+def test_a_load_reads_float32_weights_alone_and_writes_them_and_parameters(number: int) -> None:
+    """Requests are those that the engine has made."""
+    made = checkpoint(checkpointed(number))
+    assert requests(made.load.program) == CHECKPOINTS[number][1]
+    used = {read.used / read.nbytes for read in made.reads[0]}
+    assert used == {0, 1}
+    whole = sum(p.numel for p in made.scenario.model.parameters) * 12
+    assert whole < made.nbytes < 1.01 * whole  # files are of whole KiB
+
+
+def test_a_checkpoint_on_drives_says_what_a_load_loses() -> None:
+    (caveat,) = caveats(checkpointed(0))
+    assert "moments begin anew" in caveat.text
+    assert caveats(measured.scenario(1280)) == ()
+
+
 @needs_async_io
 @pytest.mark.usefixtures("async_io")
 @pytest.mark.slow
 @pytest.mark.gloo
-@pytest.mark.parametrize("offload", [measured.PLAIN, measured.BOTH])
-def test_deepspeed_loads_no_moments_from_drives_and_nothing_in_memory(
-    offload: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize("number", range(len(CHECKPOINTS)))
+def test_deepspeed_saves_all_and_loads_no_moments_and_nothing_in_memory(
+    number: int, tmp_path: Path
 ) -> None:
-    """So that its checkpoints of states on drives are refused, though it saves them whole."""
-    text = measured.scenario(1280, offload=offload).to_toml()
+    case = checkpointed(number)
     saved, loaded = (
         launch.launch(
             f"tests.zreal.checkpoints.drive_ranks:{which}_rank",
-            {"text": text, "folder": str(tmp_path)}, world_size=2, timeout_s=300,
+            {"text": case.to_toml(), "folder": str(tmp_path)}, world_size=2, timeout_s=300,
         )
         for which in ("saved", "loaded")
     )
-    rest, moment = 1539 * 4, "exp_avg"
-    assert saved[0]["own"] == [4, 4, 4, rest, rest, rest]  # counters, and the one in memory
-    assert saved[0]["copied"] == {
-        f"{name}{group}.tensor.swp": nbytes
-        for name in ("", f"{moment}-", f"{moment}_sq-")
-        for group, nbytes in (("0_2", 2_624_512), ("3_6", 2_625_536))
-    }
+    told = checkpoint(case)
+    assert {file.name: sorted(file.tensors) for file in told.files} == saved[0]["files"]
+    assert measured.joined(loaded[0]["requests"]) == requests(told.load.program)
     assert "exceeds dimension size (0)" in saved[0]["converted"]
     for before, after in zip(saved, loaded, strict=True):
-        assert [each["is_on_drive"] for each in before["groups"]] == [True, True, False]
         for had, made, has in zip(before["groups"], after["made"], after["loaded"], strict=True):
-            assert had["moments"].keys() == {moment, f"{moment}_sq"}
+            assert had["moments"].keys() == {"exp_avg", "exp_avg_sq"}
             assert has["moments"] == {}
             assert has["master"] == (had if had["is_on_drive"] else made)["master"]
             assert had["master"] != made["master"]

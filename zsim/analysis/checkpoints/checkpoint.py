@@ -13,11 +13,12 @@ from zsim.analysis.checkpoints.files.file_reads import FileRead, file_reads
 from zsim.analysis.checkpoints.files.formats import (
     CheckpointFile,
     files,
+    files_on_drives,
     rank_tensors,
     saved_state,
 )
 from zsim.analysis.checkpoints.files.universal import universal_files, universal_reads
-from zsim.analysis.checkpoints.load import LOADS, SMALL
+from zsim.analysis.checkpoints.load import LOADS, SMALL, load_to_drives
 from zsim.analysis.checkpoints.phase import CheckpointPhase, phase_of
 from zsim.analysis.checkpoints.program import RankFiles, program_of
 from zsim.analysis.checkpoints.reshard import CheckpointError
@@ -33,6 +34,7 @@ from zsim.scenario.derived import derived
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
+from zsim.strategies.building.step_builder import StepBuilder
 
 MOST_TENSORS = 1_000_000
 """Most tensors of all ranks together."""
@@ -124,6 +126,17 @@ def _reads(
             FileRead(file=0, nbytes=tensor.nbytes, used=tensor.nbytes) for tensor in tensors[0]
         )
         return (own, *((),) * (wanted.num_ranks - 1))
+    if files_on_drives(scenario):
+        return tuple(
+            tuple(
+                FileRead(
+                    file=rank, nbytes=tensor.nbytes,
+                    used=tensor.nbytes if tensor.key[0] == "master" else 0,
+                )
+                for tensor in own if tensor.on_drive
+            )
+            for rank, own in enumerate(tensors)
+        )
     weights = [tensor for tensor in tensors[0] if tensor.key[0] == "parameters"]
     return tuple(
         tuple(
@@ -157,13 +170,19 @@ def _save(
 def _load(
     scenario: Scenario, state: TrainingState, reads: Sequence[Sequence[FileRead]]
 ) -> Program:
-    load, on_device = LOADS[scenario.checkpoint.format], _is_on_device(scenario)
+    form, on_device = scenario.checkpoint.format, _is_on_device(scenario)
+    written = [each.parameters_nbytes for each in files_on_drives(scenario).values()]
+
+    def load(rank: int) -> StepBuilder:
+        ops = RankFiles(num_ranks=state.num_ranks, on_device=on_device)
+        if written:
+            ahead = scenario.offload.pipeline_read
+            return load_to_drives(ops, reads[rank], written, ahead=ahead)
+        return LOADS[form](ops, state, reads[rank], rank)
+
     return program_of(
-        scenario.mesh,
-        lambda rank: load(
-            RankFiles(num_ranks=state.num_ranks, on_device=on_device), state, reads[rank], rank
-        ),
-        moved=[_sizes(own, scenario.checkpoint.format) for own in reads],
+        scenario.mesh, load,
+        moved=[_sizes(own, form) for own in reads],
         held=_held(scenario),
     )
 

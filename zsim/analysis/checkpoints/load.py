@@ -107,6 +107,34 @@ def _deepspeed(
     return ops.step
 
 
+def load_to_drives(
+    ops: RankFiles, reads: Sequence[FileRead], parameters: Sequence[int], *, ahead: bool
+) -> StepBuilder:
+    """Issue the ops of a rank whose files on drives DeepSpeed copies back one after another.
+
+    Of them it uses float32 weights alone. It reads those, the next ones `ahead` or not, and writes
+    the bytes of `parameters` and them, as in a step. It reads no tensor of its own files.
+    """
+    for read in reads:
+        ops.last = ops.files("read", "drives", read.nbytes, waits=ops.after())
+        ops.drive("write", "drives", read.nbytes)
+    masters = [read.used for read in reads if read.used]
+    coming: int | None = None
+    for number, (nbytes, rounded) in enumerate(zip(masters, parameters, strict=True)):
+        if coming is None:
+            ops.drive("read", "drives", nbytes)
+            coming = ops.last
+        there, coming = coming, None
+        if ahead and number + 1 < len(masters):
+            before = ops.last
+            ops.drive("read", "drives", masters[number + 1], there)
+            ops.last, coming = before, ops.last
+        for written in filter(None, (rounded, nbytes)):
+            ops.drive("write", "drives", written, there)
+    ops.exchange("all_reduce", 1, "end")
+    return ops.step
+
+
 LOADS: Mapping[CheckpointFormat, Loads] = {
     "sharded": _sharded, "consolidated": _consolidated, "deepspeed": _deepspeed,
     "universal": load_universal,

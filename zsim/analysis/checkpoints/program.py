@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Literal
 
 from zsim.ir.buffers import Buffer
 from zsim.ir.mesh import Mesh
@@ -82,6 +83,16 @@ class RankFiles:
         return self.step.issue(
             "copy", unit, stream="files", waits=waits, host=host,
             kernels=_kernels(operator, nbytes, "files"),
+        )
+
+
+    def drive(
+        self, operator: Literal["read", "write"], unit: str, nbytes: int, *others: int | None
+    ) -> None:
+        """A read or write of `nbytes` of the node's drives, in sequence and after `others`."""
+        self.last = self.step.issue(
+            "copy", unit, stream="drive_read" if operator == "read" else "drive_write",
+            waits=self.after(*others), kernels=_kernels(operator, nbytes, "drive"),
         )
 
 

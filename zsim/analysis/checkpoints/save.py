@@ -131,10 +131,15 @@ def _deepspeed(
     ops: RankFiles, state: TrainingState, tensors: Sequence[StateTensor], rank: int,
     checkpoint: Checkpoint,
 ) -> StepBuilder:
-    """A barrier and two all-reduces that check the tag come first, a barrier last."""
+    """A barrier and two all-reduces that check the tag come first, a barrier last. Files on drives
+    are copied one after another."""
     for nbytes in (1, 20, 20):
         ops.exchange("all_reduce", nbytes, "tag")
-    _one_by_one(ops, tensors, "partition")
+    _one_by_one(ops, [tensor for tensor in tensors if not tensor.on_drive], "partition")
+    for tensor in tensors:
+        if tensor.on_drive:
+            ops.drive("read", "drives", tensor.nbytes)
+            ops.last = ops.files("write", "drives", tensor.nbytes, waits=ops.after())
     ops.exchange("all_reduce", 1, "end")
     return ops.step
 

@@ -70,10 +70,12 @@ class StatePart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateTensor:
     """One tensor of a rank's state. Its key is part, number of the entry, and shard, -1 for a whole
-    tensor: ranks with a tensor of one key have the same."""
+    tensor: ranks with a tensor of one key have the same. `on_drive`: the name of its file there, ""
+    for none."""
 
     key: tuple[str, int, int]
     nbytes: int
+    on_drive: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

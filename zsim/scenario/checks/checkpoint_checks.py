@@ -10,13 +10,6 @@ from zsim.models.saving import OF_DEEPSPEED, Checkpoint
 from zsim.strategies import STRATEGIES
 
 BY_DEFAULT = Checkpoint()
-UNREAD = {
-    "deepspeed": "DeepSpeed saves them, and loads float32 weights alone. Moments begin anew, and "
-                 "sub-groups in host memory stay as they were made",
-    "universal": "ds_to_universal fails, as it looks for them in files that have none",
-}
-"""Reasons for which states on drives are refused, by format."""
-
 
 def problems(parts: Any) -> Iterator[str]:
     """Refusals of the checkpoints of a Scenario, or of the parts of one, one line each."""
@@ -37,11 +30,11 @@ def problems(parts: Any) -> Iterator[str]:
             f"checkpoint.format: expected deepspeed or universal with {parts.strategy}, found "
             f"{checkpoint.format}; DeepSpeed writes no other"
         )
-    if checkpoint.format in UNREAD and parts.offload.uses_drives:
+    if parts.offload.uses_drives and (reason := _unread(checkpoint, strategy.saves)):
         yield (
             f"checkpoint.format: expected no states on drives with {checkpoint.format}, found "
-            f'some: {UNREAD[checkpoint.format]}; take offload.optimizer = "cpu", or '
-            'format = "sharded" with zero1 to zero3'
+            f'some: {reason}; take offload.optimizer = "cpu", or format = "sharded" with zero1 to '
+            "zero3"
         )
     if checkpoint.format == "universal":
         yield from _universal_problems(parts)
@@ -64,6 +57,15 @@ def problems(parts: Any) -> Iterator[str]:
             "cluster: expected a table file_system with bandwidth, of all ranks, and "
             f"rank_bandwidth, found none in {parts.cluster.name}; name a cluster.file that has it"
         )
+
+
+def _unread(checkpoint: Checkpoint, saves: str) -> str:
+    """The reason for which states on drives are refused; "" for none."""
+    if checkpoint.format == "universal":
+        return "ds_to_universal fails, as it looks for them in files that have none"
+    if checkpoint.format == "deepspeed" and saves != "engine":
+        return "their files are those of deepspeed3"
+    return ""
 
 
 def _universal_problems(parts: Any) -> Iterator[str]:

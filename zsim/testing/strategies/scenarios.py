@@ -61,10 +61,11 @@ def scenario_tables(
         precision["autocast"] = "bf16"
     flat = ranks > 1 and runs_once(tables) and "unused" not in model and "autocast" not in precision
     once = tables["batch"]["forwards"] == 1 and "unused" not in model
-    plain = once and ranks > 1 and runs_once(tables) and "autocast" not in precision
+    engine = once and "autocast" not in precision
+    plain = engine and ranks > 1 and runs_once(tables)
     fitting = tuple(
         name for name in strategies
-        if (flat or name not in FLAT_PARAMETER) and (once or name not in ENGINE)
+        if (flat or name not in FLAT_PARAMETER) and (engine or name not in ENGINE)
         and (plain or name not in SHARDED_ENGINE)
     )
     assume(fitting)

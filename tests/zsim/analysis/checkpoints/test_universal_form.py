@@ -157,10 +157,10 @@ def test_what_ds_to_universal_cannot_do_is_refused_by_name(
     assert problem in caught.value.problems[0]
 
 
-@pytest.mark.parametrize("name", ["zero3", "deepspeed3"])
-@pytest.mark.parametrize(("form", "why"), [
-    ("universal", "ds_to_universal fails, as it looks for them in files that have none"),
-    ("deepspeed", "DeepSpeed saves them, and loads float32 weights alone. Moments begin anew"),
+@pytest.mark.parametrize(("name", "form", "why"), [
+    ("zero3", "universal", "ds_to_universal fails, as it looks for them in files that have none"),
+    ("deepspeed3", "universal", "ds_to_universal fails, as it looks for them"),
+    ("zero3", "deepspeed", "their files are those of deepspeed3"),
 ])
 def test_states_on_drives_are_refused_with_what_to_do_instead(
     name: str, form: str, why: str

@@ -2,13 +2,14 @@
 
 DeepSpeed's files hold flat buffers of its own cut, whatever the strategy's. Stages 1 and 2 have one
 of all trained parameters. Stage 3 cuts each parameter by itself, and has one for each sub-group
-that the optimizer steps. Its file of stage 3's model has no weights.
+that the optimizer steps. Its file of stage 3's model has no weights. Files of sub-groups on drives
+are copied as they are, but for gradients.
 Source: DeepSpeed 0.19.8, runtime/engine.py and runtime/zero, as measured on gloo.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from zsim.analysis.checkpoints.files.dcp_plan import written
@@ -22,6 +23,8 @@ from zsim.analysis.checkpoints.state import (
 from zsim.models.saving import OF_DEEPSPEED
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
+from zsim.strategies.deepspeed_engine.shards.drives import whole_kib
+from zsim.strategies.strategy import DriveFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +85,10 @@ def rank_tensors(scenario: Scenario, state: TrainingState) -> tuple[tuple[StateT
         )
         return (everything, *((),) * (state.num_ranks - 1))
     sharded = {part.name for part in state.parts if part.is_sharded}
+    on_drives = files_on_drives(scenario)
     return tuple(
         tuple(
-            tensor for tensor in _sub_groups(state, own)
+            _on_drive(tensor, on_drives) for tensor in _sub_groups(state, own)
             if (tensor.key[0] in sharded and rank < state.num_shards) or rank == 0
         )
         for rank, own in enumerate(held)
@@ -106,6 +110,22 @@ def _sub_groups(state: TrainingState, own: tuple[StateTensor, ...]) -> Iterator[
     yield from (StateTensor(key=key, nbytes=nbytes) for key, nbytes in flat.items())
 
 
+def files_on_drives(scenario: Scenario) -> Mapping[int, DriveFiles]:
+    """The files on a rank's drives, by the number of the tensor that the optimizer steps."""
+    return STRATEGIES[scenario.strategy].files_on_drives(
+        scenario.offload, scenario.options, scenario.model, scenario.mesh, scenario.precision
+    )
+
+
+def _on_drive(tensor: StateTensor, known: Mapping[int, DriveFiles]) -> StateTensor:
+    """The tensor with its file, where it is of a sub-group on drives, and that file's bytes."""
+    part, number, _ = tensor.key
+    if number not in known or part == "step":
+        return tensor
+    name = f"{'' if part == 'master' else f'{part}-'}{known[number].name}.tensor.swp"
+    return replace(tensor, nbytes=whole_kib(tensor.nbytes), on_drive=name)
+
+
 def files(
     scenario: Scenario, state: TrainingState, tensors: tuple[tuple[StateTensor, ...], ...]
 ) -> tuple[CheckpointFile, ...]:
@@ -121,13 +141,22 @@ def files(
     made = []
     for rank, own in enumerate(tensors[: state.num_shards]):
         weights = tuple(tensor for tensor in own if tensor.key[0] == "parameters")
-        states = tuple(tensor for tensor in own if tensor.key[0] != "parameters")
+        states = tuple(
+            tensor for tensor in own if tensor.key[0] != "parameters" and not tensor.on_drive
+        )
         if weights:
             made.append(CheckpointFile(
                 name="mp_rank_00_model_states.pt", rank=rank, tensors=_sizes(weights)
             ))
         name = f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
         made.append(CheckpointFile(name=name, rank=rank, tensors=_sizes(states)))
+        made += [
+            CheckpointFile(
+                name=f"offloaded_tensors/rank{rank:02d}/{tensor.on_drive}", rank=rank,
+                tensors=(tensor.nbytes,),
+            )
+            for tensor in own if tensor.on_drive
+        ]
     return tuple(made)
 
 

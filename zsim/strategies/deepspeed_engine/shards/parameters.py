@@ -30,6 +30,7 @@ from zsim.strategies.deepspeed_engine.layout import AXIS, EngineLayout
 from zsim.strategies.deepspeed_engine.options import ShardOptions
 from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES
 from zsim.strategies.deepspeed_engine.shards.drives import SECTOR, DriveLayout, whole_kib
+from zsim.strategies.strategy import DriveFiles
 
 
 def sub_group_starts(numels: Sequence[int], *, most: int) -> tuple[int, ...]:
@@ -60,6 +61,27 @@ def drives_of(
     """The layout on drives of each rank of `mesh`."""
     groups = _in_sub_groups(options, model, mesh)
     return DriveLayout(tuple(sum(numel for _, numel in group) for group in groups), offload)
+
+
+def files_on_drives(
+    offload: Offload, options: ShardOptions, model: ModelSpec, mesh: Mesh, precision: Precision
+) -> Mapping[int, DriveFiles]:
+    """Files of sub-groups on drives, by number: they have the numbers of the first and the last
+    parameter in their names."""
+    groups = _in_sub_groups(options, model, mesh)
+    drives, element = drives_of(offload, options, model, mesh), DTYPE_NBYTES[precision.parameters]
+    ends = tuple(accumulate(drives.sizes))
+    numbers = {p.fqn: number for number, p in enumerate(model.named_parameters)}
+    return {
+        each: DriveFiles(
+            f"{numbers[groups[each][0][0]]}_{numbers[groups[each][-1][0]]}",
+            sum(
+                whole_kib(numel * element) for _, numel in groups[each]
+                if numel * element >= drives.least_nbytes
+            ) if offload.parameters == "nvme" and ends[each] > offload.max_in_cpu else 0,
+        )
+        for each in drives.swapped
+    }
 
 
 def drive_nbytes(
