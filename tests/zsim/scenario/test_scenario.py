@@ -112,6 +112,8 @@ def test_the_published_schema_is_in_step():
         ("dp_shard = 4", "pp = 4", "x.toml: strategy.pp: tensor, pipeline, context and expert "
                                    "parallelism are not modelled"),
         ('"fsdp2"', '"fsdp3"', "did you mean fsdp2?"),
+        ('"fsdp2"', '"FullyShardedDataParallel"', "did you mean fsdp1?"),
+        ('"fsdp2"', '"hybrid_shard"', "did you mean hsdp?"),
         ('"auto", sync', '"atuo", sync', 'x.toml: strategy.reshard_after_forward: expected '
                                          '"auto", true, false or a whole number'),
         ("all_gathers", "all_gather", "x.toml: expect.all_gather: unknown key, did you mean "

@@ -23,9 +23,11 @@ from zsim.strategies import STRATEGIES
 OTHER_TOOLS = {
     "param_dtype": "parameters", "reduce_dtype": "reduce", "lr": "learning_rate",
     "batch_size": "micro_batch", "seq_len": "sequence_length", "max_grad_norm": "clip_norm",
-    "gradient_accumulation_steps": "accumulation",
+    "gradient_accumulation_steps": "accumulation", "fully_shard": "fsdp2",
+    "FullyShardedDataParallel": "fsdp1", "DistributedDataParallel": "ddp",
+    "hybrid_shard": "hsdp", "HYBRID_SHARD": "hsdp", "NO_SHARD": "ddp",
 }
-"""Keys of scenarios by the names that other tools have for them."""
+"""Keys and strategies of scenarios by the names that other tools have for them."""
 EXAMPLES = {
     "model": '{ preset = "llama-3-8b" }', "cluster": '{ preset = "dgx-h100" }',
     "batch": "{ micro_batch = 1 }",
