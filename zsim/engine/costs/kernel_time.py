@@ -74,8 +74,8 @@ Counted on single calls in float32, in tensors of two bytes. Forward: cast 3, sq
 product 4, cast 3, weight 2; one kernel moves 2. Backward: weight 6, casts 6, product 12, mean and
 square 16; one kernel moves 5."""
 
-WIDTH, BACKWARD_FLOPS = 128, 2.5
-"""Columns of the heads to which rates of attention belong, and backward's FLOPs over forward's."""
+WIDTH = 128
+"""Columns of the heads to which rates of attention belong."""
 
 SINGLY = 2.3
 """Elements that a multiprocessor takes one by one in a nanosecond.
@@ -252,7 +252,6 @@ def _attention_s(kernel: Kernel, device: Device, attention: str) -> float:
     rates = device.attention[attention]
     best = min(rates.rate, device.peak_flops(kernel.dtype)) * device.clocks
     rate = best * keys / (keys + rates.half_length)
-    # as many scores have as many exponentials, in forward and in backward, whatever their width
-    forward = kernel.flops / (BACKWARD_FLOPS if is_backward else 1.0)
-    exponentials = forward * (1 / rates.narrow - 1) * max(0.0, WIDTH / width - 1)
-    return (kernel.flops / (rates.backward if is_backward else 1.0) + exponentials) / rate
+    # what narrow heads lose, exponentials of scores that are as many, backward loses in proportion
+    narrow = 1 + (1 / rates.narrow - 1) * max(0.0, WIDTH / width - 1)
+    return kernel.flops * narrow / (rate * (rates.backward if is_backward else 1.0))

@@ -156,8 +156,8 @@ def test_attention_alone_is_as_fast_as_published_on_h100(
     assert 1e13 / kernel_ns(kernel, H100, alone) / 1e3 == pytest.approx(published, rel=0.1)
 
 
-def test_backward_loses_less_to_narrow_heads_than_forward() -> None:
-    """Exponentials as in forward, and 2.5 times the products."""
+def test_backward_loses_as_much_to_narrow_heads_as_forward() -> None:
+    """As cuDNN's kernels of heads of 64 took on an H100 and an H200."""
     cudnn = Execution(attention_kernels="cudnn")
     lost = []
     for operator in ("attention", ATTENTION_BACKWARD):
@@ -167,8 +167,7 @@ def test_backward_loses_less_to_narrow_heads_than_forward() -> None:
             ) - H100.kernel for width in (64, 128)
         ]
         lost.append(times[0] / times[1] - 1)
-    assert lost[0] == pytest.approx(1 / 0.72 - 1, rel=1e-3)
-    assert lost[1] == pytest.approx(lost[0] / 2.5 * 0.79, rel=1e-3)
+    assert lost == pytest.approx([1 / 0.72 - 1] * 2, rel=1e-3)
 
 
 def test_cudnns_attention_is_known_where_torch_prefers_it() -> None:
