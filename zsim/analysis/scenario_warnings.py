@@ -70,12 +70,13 @@ def _compressed(scenario: Scenario) -> Iterator[str]:
     """Buckets of DDP that a hook reduces in another dtype, whose casts torch's own hook holds until
     their all-reduces end."""
     dtypes = scenario.precision
-    if not STRATEGIES[scenario.strategy].bucket_cap or DTYPE_NBYTES[dtypes.reduce] != 2:
+    is_cast = dtypes.reduce != dtypes.parameters and DTYPE_NBYTES[dtypes.reduce] == 2
+    if not STRATEGIES[scenario.strategy].bucket_cap or not is_cast:
         return
     steady = planned(scenario).program.of_rank(0).steady
     casts = {op.unit: op.nbytes for op in steady if op.kind == "all_reduce"}
-    more = sum(casts.values()) - min(casts.values())
-    if dtypes.reduce != dtypes.parameters and more:
+    if len(casts) > 1:
+        more = sum(casts.values()) - min(casts.values())
         yield (
             f"precision.reduce: memory has the cast of a bucket at a time; torch's "
             f"{DTYPE_NAMES[dtypes.reduce]}_compress_hook may hold all until they are reduced, at "

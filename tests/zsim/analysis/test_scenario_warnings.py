@@ -47,17 +47,20 @@ def test_who_compiles_is_told_that_memory_is_of_eager_kernels(compiled: bool) ->
     assert any("memory is that of eager kernels" in line for line in lines) is compiled
 
 
-@pytest.mark.parametrize(("strategy", "parameters", "reduce", "warned"), [
-    ("ddp", "fp32", "bf16", True), ("ddp", "fp32", "fp32", False), ("ddp", "bf16", "bf16", False),
-    ("zero_redundancy", "fp32", "fp16", True), ("fsdp2", "fp32", "bf16", False),
+@pytest.mark.parametrize(("strategy", "ranks", "parameters", "reduce", "warned"), [
+    ("ddp", 2, "fp32", "bf16", True), ("ddp", 2, "fp32", "fp32", False),
+    ("ddp", 2, "bf16", "bf16", False), ("zero_redundancy", 2, "fp32", "fp16", True),
+    ("fsdp2", 2, "fp32", "bf16", False),
+    *((name, 1, "fp32", "bf16", False) for name in ("ddp", "zero_redundancy")),
+    ("ddp", 1, "bf16", "bf16", False),
 ])
 def test_casts_that_torchs_compress_hooks_may_hold_longer_are_told(
-    strategy: str, parameters: str, reduce: str, warned: bool
+    strategy: str, ranks: int, parameters: str, reduce: str, warned: bool
 ) -> None:
     """Peaks of DDP with fp16_compress_hook on two gloo ranks lay anywhere between in backward."""
     text = (
         'model = { preset = "gpt-2-124m" }\nbatch = { micro_batch = 1, sequence_length = 64 }\n'
-        'cluster = { preset = "cpu-gloo", ranks = 2 }\n'
+        f'cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}\n'
         f'strategy = {{ name = "{strategy}" }}\n'
         f'precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}\n'
     )
