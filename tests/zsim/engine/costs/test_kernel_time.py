@@ -157,7 +157,7 @@ def test_attention_alone_is_as_fast_as_published_on_h100(
 
 
 def test_backward_loses_as_much_to_narrow_heads_as_forward() -> None:
-    """As cuDNN's kernels of heads of 64 took on an H100 and an H200."""
+    """Times of cuDNN's kernels with heads of 64 on an H100 and an H200 say so."""
     cudnn = Execution(attention_kernels="cudnn")
     lost = []
     for operator in ("attention", ATTENTION_BACKWARD):
