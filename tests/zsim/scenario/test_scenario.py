@@ -114,6 +114,9 @@ def test_the_published_schema_is_in_step():
         ('"fsdp2"', '"fsdp3"', "did you mean fsdp2?"),
         ('"fsdp2"', '"FullyShardedDataParallel"', "did you mean fsdp1?"),
         ('"fsdp2"', '"hybrid_shard"', "did you mean hsdp?"),
+        ("dp_shard = 4", "dp_replicate = 2", "strategy.dp_replicate: an option of ddp, zero1, "
+                                             "zero2, zero3, hsdp, fsdp1 and zero_redundancy alone"),
+        ("dp_shard = 4", "all_reduce = 3", "x.toml: strategy.all_reduce: an option of hsdp alone"),
         ('"auto", sync', '"atuo", sync', 'x.toml: strategy.reshard_after_forward: expected '
                                          '"auto", true, false or a whole number'),
         ("all_gathers", "all_gather", "x.toml: expect.all_gather: unknown key, did you mean "

@@ -204,14 +204,25 @@ def strategy_of(table: object, problems: list[str]) -> Any:
         problems.append(f"strategy.name: expected {listed(STRATEGIES)}, found "
                         f"{actual}{near}")
         return None
-    elsewhere = STRATEGIES[name].elsewhere
+    schema = strategy_table(name)
+    used = {key: value for key, value in table.items() if not _idle(name, key, value)}
+    others = [key for key in used if key not in schema.model_fields]
+    elsewhere = {**_of_other_strategies(others), **STRATEGIES[name].elsewhere}
     problems += [f"strategy.{key}: {elsewhere[key]}" for key in table if key in elsewhere]
-    rest = {
-        key: value
-        for key, value in table.items()
-        if key not in (*reserved, *elsewhere) and not _idle(name, key, value)
+    rest = {key: value for key, value in used.items() if key not in (*reserved, *elsewhere)}
+    return validated(schema, rest, prefix="strategy", problems=problems)
+
+
+def _of_other_strategies(keys: Iterable[str]) -> dict[str, str]:
+    """Refusals of the `keys` that other strategies have as options, which name these."""
+    owners = {
+        key: [name for name in STRATEGIES if key in strategy_table(name).model_fields]
+        for key in keys
+        if f"strategy.{key}" not in FOREIGN_KEYS
     }
-    return validated(strategy_table(name), rest, prefix="strategy", problems=problems)
+    return {
+        key: f"an option of {listed(names, 'and')} alone" for key, names in owners.items() if names
+    }
 
 
 def faults_of(entries: Sequence[Any] | None, problems: list[str]) -> list[Any] | None:
