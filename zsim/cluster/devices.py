@@ -49,7 +49,7 @@ class AttentionRate:
     at `half_length`.
 
     Backward reaches the share `backward` of forward's rate. Heads of 64 columns have the share
-    `narrow` of the rate of 128 in forward, as scores have an exponential each for fewer FLOPs.
+    `narrow` of the rate of 128 both ways, as scores have an exponential each for fewer FLOPs.
     """
 
     rate: int
