@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch._dynamo.trace_rules
 
 import zreal.backends
 import zreal.rank.run
@@ -22,8 +23,9 @@ from tests.zreal.testing.conftest import PLUGIN, RankSessions
 
 pytest_plugins = ["pytester"]
 
-IMPORTED = zreal.backends, zreal.rank.run, zreal.tracing.named_module
-"""Modules that a session would forget."""
+IMPORTED = zreal.backends, zreal.rank.run, zreal.tracing.named_module, torch._dynamo.trace_rules
+"""Modules that a session would forget. torch registers operators in the last, and refuses to do so
+twice."""
 PROJECT = ROOT / "tests" / "user_project"
 
 
