@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zsim import Scenario, ScenarioError
 from zsim.scenario.keys.foreign_keys import FOREIGN_KEYS, SHARED_MODELS
+from zsim.strategies import STRATEGIES
 
 NO_CHOICES = {
     "module", "self", "params", "optimizer_class", "defaults", "kwargs", "backward_prefetch",
@@ -47,6 +48,15 @@ def test_every_argument_of_torch_is_an_option_or_told_where_else_it_is(
     names = {name for each in functions for name in signature(each).parameters} - NO_CHOICES
     told = problems(strategy, dict.fromkeys(names, 3.5))
     assert not [line for line in told.values() if "unknown key" in line]
+
+
+@pytest.mark.parametrize(("strategy", "key"), [
+    ("ddp", "device_mesh"), ("zero_redundancy", "process_group"), ("fsdp1", "device_mesh"),
+    ("fsdp2", "mesh"), ("hsdp", "mesh"),
+])
+def test_a_mesh_is_told_by_sizes_that_the_strategy_has(strategy: str, key: str) -> None:
+    has_shards = "dp_shard" in STRATEGIES[strategy].axes
+    assert ("dp_shard" in problems(strategy, {key: 2})[key]) is has_shards
 
 
 def test_so_are_the_calls_that_change_how_fully_shard_trains() -> None:

@@ -10,6 +10,7 @@ _WRAPPING = "this is the table wrapping: units of blocks, every so many, or nest
 _PRECISION = 'this is the table precision: { parameters = "bf16", reduce = "fp32" }'
 _LAST = 'this is sync = "last": gradients are reduced after the last micro-batch alone'
 _MESH = "sizes of the mesh are dp_shard and, of hsdp and fsdp1, dp_replicate"
+_REPLICAS = "all ranks are one group, of replicas; leave it out"
 _IDLE = "changes no byte and no time of a step; leave it out"
 _HOOK = (
     'torch\'s fp16_compress_hook and bf16_compress_hook are precision.reduce = "fp16" or "bf16"; '
@@ -21,7 +22,7 @@ OF_DDP: Mapping[str, str] = {
     **dict.fromkeys(("comm_hook", "ddp_comm_hook", "register_comm_hook"), _HOOK),
     **dict.fromkeys(("no_sync", "require_backward_grad_sync"), _LAST),
     "broadcast_buffers": "torch's default, true, is what is modelled; leave it out",
-    **dict.fromkeys(("process_group", "device_mesh"), _MESH),
+    **dict.fromkeys(("process_group", "device_mesh"), _REPLICAS),
     **dict.fromkeys((
         "device_ids", "output_device", "dim", "init_sync", "check_reduction",
     ), _IDLE),
