@@ -19,11 +19,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves
 
 from tests.measured import quantizer_substitutes
+from zreal.modules.initial_values import Make
+from zreal.modules.modules import Model
 from zreal.observer.observer import observe
-from zreal.observer.subjects import deepspeed_engine
+from zreal.observer.subjects import Subject, deepspeed_engine
+from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes import launch
 from zreal.processes.rank_settings import settle
 from zreal.processes.rendezvous import rendezvous
@@ -209,6 +213,29 @@ def granularity_grid() -> list[Tables]:
     ]
 
 
+def broken_grid() -> list[Tables]:
+    """Stage 3 whose blocks have another order in each forward, with one to three micro-batches, on
+    two and four ranks. Gathers ahead are none, few or all."""
+    three = [model | {"sizes": model["sizes"] | {"num_layers": 3}} for model in MODELS[1:]]
+    config: Tables = {"huggingface": "tests/measured/deepspeed_models/qwen2.json"}
+    cases = product(RANKS, (1, 2, 3), (0, 300, 100_000))
+    return [
+        {
+            "model": (*three, config)[index % 4],
+            "batch": {"micro_batch": 2, "sequence_length": 4, "accumulation": accumulation},
+            "cluster": {"preset": "cpu-gloo", "ranks": ranks}, "precision": PRECISIONS[index % 5],
+            "strategy": {
+                "name": "deepspeed3", "trace": "breaks", "reduce_bucket_size": 300,
+                "stage3_prefetch_bucket_size": ahead, "stage3_param_persistence_threshold": 10,
+                "stage3_max_reuse_distance": (500, 1_000_000)[index % 2],
+                "leaf_module": "blocks" if index % 4 == 1 and ahead != 300 else "none",
+            },
+            **RECOMPUTED[index % 2], **offloads({}, {}, ON_HOST, ALL_ON_HOST, {})[index % 5],
+        }
+        for index, (ranks, accumulation, ahead) in enumerate(cases)
+    ]
+
+
 def draw_sharded(seed: int) -> Tables:
     """A random scenario of stage 3."""
     one_of = random.Random(seed).choice
@@ -315,6 +342,23 @@ def measured_rank(
     return [observed(parse(text.encode(), where="row"), rank=rank) for text in arguments["texts"]]
 
 
+def rotating(
+    scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make
+) -> Subject:
+    """The engine of a model, each forward of which begins with another block than the one before.
+    """
+    subject = deepspeed_engine.build(scenario, model, mesh, make)
+    path = scenario.model.blocks[0].path.rpartition(".")[0]
+    blocks = model.get_submodule(path)._modules
+
+    def rotate(*_: Any) -> None:
+        first, *others = blocks.values()
+        blocks.update(zip(blocks, [*others, first], strict=True))
+
+    model.register_forward_hook(rotate)
+    return subject
+
+
 def observed(scenario: Scenario, *, rank: int) -> Tables:
     """The phases of a rank. DeepSpeed reads the devices of a node from LOCAL_SIZE; for its kernels
     of quantized gradients there are substitutes."""
@@ -323,7 +367,9 @@ def observed(scenario: Scenario, *, rank: int) -> Tables:
         from deepspeed.runtime.comm import coalesced_collectives
 
         coalesced_collectives.quantizer_module = quantizer_substitutes
-    run = observe(scenario, rank=rank).run
+    breaks = getattr(scenario.options, "trace", "holds") == "breaks"
+    SUBJECTS["deepspeed3"] = rotating if breaks else deepspeed_engine.build
+    run = observe(scenario, rank=rank, steps=4 if breaks else 3).run  # every other step follows
     seen: Tables = {name: figures(phase) for name, phase in run.phases.items()}
     return seen | ({"groups": run.groups} if len(run.groups) > 1 else {})
 
@@ -405,7 +451,7 @@ def main() -> int:
         *sharded_grid(), *map(draw_sharded, seeds(asked.sharded_draws)),
         *map(draw_transformers, seeds(asked.transformers_draws)), *adam_grid(),
         *activations_grid(), *map(draw_leaves, seeds(asked.leaf_draws)), *quantized_grid(),
-        *granularity_grid(), *dropouts_grid(),
+        *granularity_grid(), *dropouts_grid(), *broken_grid(),
     ]
     tables = [*([] if asked.only_sharded else [*grid(), *map(draw, seeds(asked.draws))]), *sharded]
     record = {

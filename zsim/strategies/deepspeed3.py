@@ -15,9 +15,9 @@ Frozen parameters are sharded, gathered and kept as all others. A module whose o
 gradient has no backward, and one that a recomputation gathers frozen ones for releases them.
 
 A module out of the recorded order has DeepSpeed drop the trace. The step that records anew gathers
-nothing ahead, and the next one broadcasts six lists of integers first. Models whose order depends
-on data are refused. Source: deepspeed/runtime/zero/stage3.py of DeepSpeed 0.19; Rajbhandari et al.,
-"ZeRO-Infinity", arXiv 2104.07857.
+nothing ahead, and the next one broadcasts six lists of integers first. With `trace = "breaks"` each
+forward begins with another block than the one before. Source: deepspeed/runtime/zero/stage3.py of
+DeepSpeed 0.19; Rajbhandari et al., "ZeRO-Infinity", arXiv 2104.07857.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ KINDS: Mapping[str | None, type[ShardedStep]] = {
 
 
 def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
-    """The Program of every rank. The second step follows the trace as all later ones do."""
+    """The Program of every rank. The second step follows the trace as all later ones do; a trace
+    that breaks is recorded in every other forward."""
     sharded = ShardedParameters.of(training, mesh=mesh, options=options)
     kind = KINDS[training.offload.optimizer]
     first = kind.of(sharded)
@@ -78,13 +79,18 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
         sharded.own, {parameter.fqn for parameter in sharded.persistent}, options, first,
         sharded.leaves,
     )
-    calls = module_calls(training)
+    calls, breaks = module_calls(training), options.trace == "breaks"
+    if breaks:
+        blocks = engine_options.blocks(training.model)
+        coordinator.first_block = next(
+            call.module for call in calls if isinstance(call, Called) and call.module in blocks
+        )
     forward_backward(first, coordinator, calls, first=True)
     optimizer_step(first, coordinator, first=True)
     steady = kind.of(sharded)
     steady.follow(first)
     coordinator.carrier = steady
-    forward_backward(steady, coordinator, calls, first=False)
+    forward_backward(steady, coordinator, calls, first=breaks)
     optimizer_step(steady, coordinator, first=False)
     built = tuple(construction(sharded).ops)
     kind_of_rank = list(map(first.kind_of, range(mesh.dp_shard)))
@@ -166,7 +172,13 @@ def stepped(options: Options, numels: Sequence[int], num_shards: int) -> Sequenc
 def drive_caveats(
     offload: Offload, options: Options, model: ModelSpec, mesh: Mesh
 ) -> Iterator[str]:
-    """Sub-groups that are not there, and the first gradient that DeepSpeed fails to read."""
+    """Missing sub-groups, the first gradient that DeepSpeed fails to read, and alternating steps.
+    """
+    if options.trace == "breaks":
+        yield (
+            "deepspeed3: with an odd batch.accumulation every other step records, and the steady "
+            "one breaks; breaks inside blocks (MoE) are mended by leaf_module = \"blocks\""
+        )
     if in_memory := kept_in_memory(offload, options, model, mesh):
         yield f"deepspeed3: {in_memory}"
     if fqn := misread(offload, options, model, mesh):

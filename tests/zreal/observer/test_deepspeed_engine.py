@@ -58,7 +58,7 @@ def test_the_record_is_of_the_version_that_is_modelled() -> None:
     grids = [
         *measured.grid(), *measured.sharded_grid(), *measured.adam_grid(),
         *measured.activations_grid(), *measured.quantized_grid(), *measured.granularity_grid(),
-        *measured.dropouts_grid(),
+        *measured.dropouts_grid(), *measured.broken_grid(),
     ]
     assert len(RECORD["rows"]) >= 150 + 60 + 20 + 20 + len(grids)
 
@@ -257,6 +257,19 @@ def test_kernels_of_gpus_are_refused_on_a_cpu() -> None:
     with pytest.raises(BackendUnavailableError, match="expected a GPU"):
         deepspeed_engine.require_kernels(case, device_type="cpu")
     deepspeed_engine.require_kernels(case, device_type="cuda")
+
+
+def test_a_trace_that_breaks_is_refused_in_real_runs_whose_blocks_keep_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deepspeed_engine, "version", lambda name: "0.19.8")
+    case = Scenario(
+        model=measured.MODELS[1], batch={"micro_batch": 2, "sequence_length": 4},
+        cluster={"preset": "cpu-gloo", "ranks": 2},
+        strategy={"name": "deepspeed3", "trace": "breaks"},
+    )
+    with pytest.raises(BackendUnavailableError, match="strategy.trace: expected blocks that"):
+        deepspeed_engine.require(case)
 
 
 def test_an_adam_that_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,6 +161,13 @@ def test_leaf_blocks_are_exported_by_their_names_and_options_of_stage_3_as_they_
         assert getattr(again, key) == getattr(scenario, key)
 
 
+def test_a_ds_config_does_not_say_an_order_of_blocks():
+    scenario = load("scenarios/parity/deepspeed3-llama-2.toml").with_(strategy={"trace": "breaks"})
+    exported = export_config(scenario, "deepspeed")
+    assert "trace" not in exported.text
+    assert "strategy.trace: the order of blocks is the model's own" in exported.unsaid
+
+
 FSDP2 = "scenarios/parity/fsdp2-gpt-4.toml"
 
 

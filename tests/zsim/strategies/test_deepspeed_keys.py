@@ -57,6 +57,7 @@ def test_no_key_of_deepspeeds_zero_config_is_unknown(strategy: str) -> None:
     ("deepspeed1", "fp16", 'this is precision.parameters = "fp16"'),
     ("deepspeed3", "round_robin_gradients", "an option of stages 1 and 2"),
     ("deepspeed2", "sub_group_size", "an option of stage 3"),
+    ("deepspeed1", "trace", "an option of stage 3"),
     ("deepspeed3", "enable_sanity_checks", "broadcasts of stage 3 before each reduction"),
 ])
 def test_a_key_that_is_elsewhere_is_told_where(strategy: str, key: str, told: str) -> None:

@@ -2,7 +2,7 @@
 refusals."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from tests.support.folders import ROOT
 from zsim import simulate
 from zsim.analysis.alternatives import moved
+from zsim.analysis.scenario_warnings import caveats
 from zsim.errors import ScenarioError
 from zsim.ir.buffers import role_of
 from zsim.ir.laws import program_laws
 from zsim.ir.ledger_replay import replay
-from zsim.ir.ops import Alloc
+from zsim.ir.ops import Alloc, Op
 from zsim.models.called_modules import by_block, granular
 from zsim.models.spec import Parameter
 from zsim.runs.backend import RunOptions
@@ -445,6 +446,46 @@ def test_ranks_assert_that_their_traces_are_the_same_before_they_follow_them() -
     assert [op.nbytes for op in rank.second] == [8, 8 * steps, 8, 8 * uses, 8, 8 * uses]
 
 
+def test_what_is_gathered_ahead_of_a_break_is_in_vain_and_each_use_behind_it_gathers_anew() -> None:
+    """The first gather ahead has everything. Tables stay whole, as the trace had their backward."""
+    case = sharded(model=UNTIED, trace="breaks", stage3_prefetch_bucket_size=10**6)
+    modules = [padded(unit.parameters) for unit in case.model.units][2:]
+    everything = padded(case.model.parameters)
+
+    assert gathered(case) == [everything, *modules, *reversed(modules)]
+    first = plan(case, device="cpu").of_rank(0).first
+    at = next(op.index for op in first if op.kind == "forward" and op.unit.startswith("blocks.0"))
+    assert not [op for op in first[:at] if op.nbytes == everything]
+
+
+def test_micro_batches_of_a_trace_that_breaks_record_and_break_in_turn() -> None:
+    once, twice, thrice = (
+        plan(sharded(trace="breaks", accumulation=number), device="cpu").of_rank(0)
+        for number in (1, 2, 3)
+    )
+
+    def lists(ops: Iterable[Op]) -> list[int]:
+        return [op.micro_batch for op in ops if op.unit == "trace"]
+
+    assert (lists(once.first), lists(once.steady), once.second) == ([0], [0] * 6, ())
+    assert lists(twice.first) == lists(twice.steady) == [0] + [1] * 6
+    assert lists(thrice.first) == [0] + [1] * 6 + [2]
+    assert lists(thrice.steady) == [0] * 6 + [1] + [2] * 6
+
+
+def test_a_trace_that_breaks_is_told_with_its_remedy() -> None:
+    told = [str(each) for each in caveats(sharded(trace="breaks"))]
+    assert [text for text in told if 'mended by leaf_module = "blocks"' in text]
+    assert not [text for text in map(str, caveats(sharded())) if "leaf_module" in text]
+
+
+@pytest.mark.parametrize("more", [{}, {"leaf_module": "blocks"}])
+@pytest.mark.parametrize("ahead", [0, 300, 10**6])
+def test_programs_of_a_trace_that_breaks_obey_every_law(ahead: int, more: dict[str, Any]) -> None:
+    case = sharded(trace="breaks", stage3_prefetch_bucket_size=ahead, accumulation=2, **more)
+    assert program_laws.breaches(plan(case, device="cpu")) == ()
+
+
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_copies_in_larger_shards_are_gathered_from_until_the_step(accumulation: int) -> None:
     """hpZ: only the first forward gathers over all ranks, and others over h neighbours. Copies of
@@ -696,6 +737,15 @@ def test_a_mean_size_that_takes_each_block_makes_leaves_whose_parameters_share_a
         ({"strategy": {"leaf_module": "blocks"}, "frozen": ["wte.*", "wpe.*"]},
          'strategy.leaf_module: expected none, as the input of blocks.0 needs no gradient'),
         ({"strategy": {"reduce_scatter": False}}, "strategy.reduce_scatter: expected true"),
+        *[({"strategy": {"trace": "breaks"}, **blocks}, 'strategy.trace: expected "holds", found')
+          for blocks in ({"model": MLP, "batch": {"sequence_length": 1}},
+                         {"model": GPT | {"sizes": GPT["sizes"] | {"num_layers": 1}}},
+                         {"frozen": ["blocks.0.*"]},
+                         {"activation_checkpointing": {"mode": "full", "every": 2}})],
+        ({"strategy": {"trace": "breaks", "zero_hpz_partition_size": 2}},
+         'strategy.zero_hpz_partition_size: expected 1 with trace = "breaks", found 2'),
+        ({"strategy": {"trace": "breaks", "stage3_module_granularity_threshold": 99}},
+         'granularity_threshold: expected 0 with trace = "breaks", found 99'),
         ({"ranks": 1}, "strategy.dp_shard: expected at least 2 ranks with deepspeed3"),
         ({"precision": {"autocast": "bf16"}},
          "precision.autocast: expected none with DeepSpeed's engine"),

@@ -66,6 +66,11 @@ def require(scenario: Scenario) -> None:
             found=f"DeepSpeed {installed}" if installed else "no DeepSpeed",
             remedy="DS_BUILD_OPS=0 pip install --no-build-isolation 'zsim[real,deepspeed]'",
         )
+    if STAGES[scenario.strategy] == 3 and scenario.options.trace == "breaks":
+        raise BackendUnavailableError(
+            where="strategy.trace", expected="blocks that change places from forward to forward",
+            found="a model that runs them as they stand", remedy="use the backend sim",
+        )
 
 
 class EngineOptimizer(torch.optim.Optimizer):

@@ -36,6 +36,8 @@ def write(scenario: Scenario) -> Exported:
         check = options.pop("check_grad_overflow", True)
         zero |= options
         keys.say("strategy")
+        if scenario.tables["strategy"].get("trace"):
+            keys.but("strategy.trace", "the order of blocks is the model's own")
     else:
         check = True
         keys.but("strategy", f"{scenario.strategy} becomes DeepSpeed's stage {zero['stage']}, "

@@ -67,6 +67,7 @@ OF_REPLICAS: Mapping[str, str] = {
         "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
         "stage3_module_granularity_threshold", "sub_group_size", "zero_hpz_partition_size",
         "zero_quantized_weights", "zero_quantized_gradients", "leaf_module",
+        "trace",
     ), "an option of stage 3, which stages 1 and 2 do not read; leave it out, or take deepspeed3"),
 }
 """Keys that stages 1 and 2 do not have."""

@@ -82,6 +82,9 @@ class ShardOptions:
     leaf_module: Literal["none", "blocks"] = "none"
     """Modules whose parameters are gathered and reduced together: each block (set_z3_leaf_modules).
     """
+    trace: Literal["holds", "breaks"] = "holds"
+    """The recorded order of blocks: it holds, or breaks, as each forward begins with another block;
+    leaf_module hides orders inside blocks (MoE)."""
     sub_group_size: int = field(default=1_000_000_000, metadata=_SIZE)
     """Elements that a rank's optimizer steps at a time."""
     zero_hpz_partition_size: int = 1
@@ -98,7 +101,7 @@ class ShardOptions:
 def leaf_blocks(options: ShardOptions | None, model: ModelSpec) -> bool:
     """True where each block of `model` is a leaf module."""
     return options is not None and (
-        options.leaf_module == "blocks" or _granular(options, model) == _blocks(model)
+        options.leaf_module == "blocks" or _granular(options, model) == blocks(model)
     )
 
 
@@ -108,13 +111,25 @@ def _granular(options: ShardOptions, model: ModelSpec) -> set[str]:
     return set(granular(model, most)) if most else set()
 
 
-def _blocks(model: ModelSpec) -> set[str]:
+def blocks(model: ModelSpec) -> set[str]:
+    """The paths of the blocks of a model `by_module`."""
     return {m.within or m.path for m in model.modules if m.within or is_leaf(m)}
+
+
+def _are_alike(model: ModelSpec) -> bool:
+    """True with several blocks whose parameters are alike."""
+    kinds: dict[str, list[object]] = {path: [] for path in blocks(model)}
+    known = {p.fqn: (p.shape, p.requires_grad) for p in model.parameters}
+    for module in model.modules:
+        kinds.get(module.within or module.path, []).extend(map(known.get, used_parameters(module)))
+    first = next(iter(kinds.values()), [])
+    return len(kinds) > 1 and all(each == first for each in kinds.values())
 
 
 def as_config(options: ReplicaOptions | ShardOptions, model: ModelSpec) -> dict[str, Any]:
     """`options` as DeepSpeed's config has them, which names leaf modules one by one."""
     made = asdict(options)
+    made.pop("trace", None)
     if made.pop("leaf_module", "none") == "blocks":
         made["leaf_module"] = {"names": [m.path for m in model.modules if is_leaf(m)]}
     return made
@@ -165,6 +180,12 @@ def shard_problems(options: ShardOptions, mesh: Mesh, optimizer: Optimizer) -> I
     for name in ("reduce_bucket_size", "sub_group_size"):
         if getattr(options, name) < 1:
             yield f"strategy.{name}: expected at least 1 element, found 0"
+    for name, plain in (("zero_hpz_partition_size", 1), ("stage3_module_granularity_threshold", 0)):
+        if options.trace == "breaks" and getattr(options, name) != plain:
+            yield (
+                f'strategy.{name}: expected {plain} with trace = "breaks", found '
+                f"{getattr(options, name)}, of which the block that ran would matter"
+            )
     size = options.zero_hpz_partition_size
     if size < 1 or mesh.dp_shard % size:
         yield (
@@ -238,12 +259,17 @@ def shard_model_problems(
     if repeats(model):
         yield "model.uses: expected 1 with deepspeed3, whose trace would have each run"
     fine = _granular(options, model)
-    if fine and fine != _blocks(model):
-        first_of = sorted(fine - _blocks(model)) or sorted(_blocks(model) - fine)
+    if fine and fine != blocks(model):
+        first_of = sorted(fine - blocks(model)) or sorted(blocks(model) - fine)
         verb = "takes" if first_of[0] in fine else "leaves out"
         yield (
             "strategy.stage3_module_granularity_threshold: expected one that takes each block or "
             f"none, found {options.stage3_module_granularity_threshold}, which {verb} {first_of[0]}"
+        )
+    if options.trace == "breaks" and (checkpointing.every > 1 or not _are_alike(model)):
+        yield (
+            'strategy.trace: expected "holds", found "breaks" without blocks that are alike, in '
+            "parameters and in recomputation, and could change places"
         )
     leaves = leaf_blocks(options, model)
     if leaves and options.zero_hpz_partition_size > 1:

@@ -287,6 +287,7 @@ def test_a_gather_without_a_free_buffer_is_refused_where_deepspeed_fails() -> No
     (WHOLE, {"frozen": ["*.bias"]}, "offload.parameters: expected cpu with frozen parameters"),
     (WHOLE, {"strategy": {"zero_hpz_partition_size": 2}},
      "strategy.zero_hpz_partition_size: expected 1 with parameters on drives"),
+    (DRIVES, {"strategy": {"trace": "breaks"}}, 'strategy.trace: expected "holds" with drives'),
     (DRIVES, {"cluster": {"preset": "pcie-box"}},
      "offload.optimizer: expected a cluster whose file has [drives], found pcie-box without; "),
     (DRIVES, {"model": {"preset": "gpt-3-175b"}, "cluster": {"preset": "cpu-gloo", "ranks": 4},

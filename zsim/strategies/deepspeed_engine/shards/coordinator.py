@@ -77,10 +77,12 @@ class Coordinator:
     options: ShardOptions
     carrier: Carrier
     leaves: Set[str] = frozenset()
+    first_block: str = ""
+    """The module at whose call the order breaks; none where it holds."""
     trace: list[str] = field(default_factory=list)
     secondary: set[str] = field(default_factory=set)
     """Fqns of parameters with a copy in larger shards: all of them from construction on."""
-    mode: Literal["before", "records", "follows"] = "before"
+    mode: Literal["without", "records", "follows"] = "without"
     step: int = 0
     whole: set[str] = field(default_factory=set)
     in_flight: dict[str, Gather] = field(default_factory=dict)
@@ -109,13 +111,9 @@ class Coordinator:
     def begin(self) -> list[int]:
         """A forward begins. Returns the lengths of lists of which all ranks assert that they have
         the same, none once the trace is complete."""
-        for fqn, gather in self.in_flight.items():
-            self._wait(gather)
-            self._release(next(p for p in gather.parameters if p.fqn == fqn))
-        for fqn in list(self.in_flight):
-            self._drop_pending(fqn)
+        self._drop_in_flight()
         lengths: list[int] = []
-        if self.mode == "before":
+        if self.mode == "without":
             lengths, self.mode = [0], "records"
         elif self.mode == "records":
             uses = sum(len(self.own[module]) for module in self.trace)
@@ -127,8 +125,20 @@ class Coordinator:
         self._latest, self.step, self.num_whole = {}, 0, 0
         return lengths
 
+    def _drop_in_flight(self) -> None:
+        """Wait for what is gathered ahead, and release it."""
+        for fqn, gather in self.in_flight.items():
+            self._wait(gather)
+            self._release(next(p for p in gather.parameters if p.fqn == fqn))
+        for fqn in list(self.in_flight):
+            self._drop_pending(fqn)
+
     def fetch(self, module: str, *, backward: bool = False, again: bool = False) -> None:
         """`module` is called, or its backward begins; or a recomputation calls it `again`."""
+        if self.mode == "follows" and module == self.first_block:
+            self.mode = "without"
+            self.trace.clear()
+            self._drop_in_flight()
         if backward:
             self._in_backward[module] = None
         if self.mode == "records":

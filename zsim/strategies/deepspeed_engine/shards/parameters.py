@@ -104,6 +104,8 @@ def drive_problems(
 ) -> Iterator[str]:
     """Refusals of too few buffers and of parameters on drives, one line each, the scenario's key
     first."""
+    if options.trace == "breaks":
+        yield 'strategy.trace: expected "holds" with drives, found "breaks", which is not modelled'
     drives = drives_of(offload, options, model, mesh)
     if offload.buffer_count < (needed := drives.least_buffers(optimizer)):
         yield (
