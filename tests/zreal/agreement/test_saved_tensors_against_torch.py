@@ -105,6 +105,19 @@ def test_torch_s_own_hook_copies_parameters_and_inputs_too() -> None:
     assert packed(context) == 40
 
 
+def test_what_has_no_elements_stays_where_it_is() -> None:
+    """torch 2.11 saves such a tensor beside the inputs of a checkpoint, out of their order."""
+    own = HostSaving(
+        model=nn.Linear(8, 8), hook=SavedTensorsHook(tensors="saved_tensors"),
+        uncounted=nullcontext,
+    )
+    context = own.around_forward([])
+    assert isinstance(context, torch.autograd.graph.saved_tensors_hooks)
+    empty, full = torch.empty(0, requires_grad=True), torch.ones(3)
+    assert context.pack_hook(empty) is empty
+    assert context.pack_hook(full) is not full
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("what", "expected"), [("saved_tensors", 80), (INPUTS, 37)])

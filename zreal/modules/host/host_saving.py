@@ -74,7 +74,10 @@ class HostSaving:
         return {SAVED: peak} if peak else {}
 
     def _pack(self, pack: Callable[[Tensor], object], tensor: Tensor) -> object:
-        """The result of `pack`, or the tensor itself where it lives anyway."""
+        """The result of `pack`, or the tensor itself where it lives anyway or has no elements, as
+        one that torch saves beside the inputs of a checkpoint up to 2.12."""
+        if not tensor.numel():
+            return tensor
         live = (*self.model.parameters(), *self.model.buffers())
         kept = self._given | {_address(other) for other in live} - {0}
         return tensor if _address(tensor) in kept else pack(tensor)

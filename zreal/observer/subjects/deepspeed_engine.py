@@ -169,6 +169,8 @@ def _deepspeed(device_type: str) -> Any:
             found="a process for all of them", remedy="use the backend gloo, or nccl",
         )
     rank, size = str(dist.get_rank()), str(dist.get_world_size())
+    if device_type == "cuda":  # the engine takes the GPU of this number, which ranks may share
+        os.environ["LOCAL_RANK"] = str(torch.cuda.current_device())
     for name, value in (
         ("DS_ACCELERATOR", device_type), ("RANK", rank), ("LOCAL_RANK", rank),
         ("WORLD_SIZE", size), ("LOCAL_SIZE", size),
