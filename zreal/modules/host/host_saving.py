@@ -74,8 +74,9 @@ class HostSaving:
         return {SAVED: peak} if peak else {}
 
     def _pack(self, pack: Callable[[Tensor], object], tensor: Tensor) -> object:
-        """The result of `pack`, or the tensor itself where it lives anyway or has no elements, as
-        one that torch saves beside the inputs of a checkpoint up to 2.12."""
+        """The result of `pack`, or the tensor itself where it lives anyway or has no elements.
+
+        torch up to 2.12 saves one without elements beside the inputs of each checkpoint."""
         if not tensor.numel():
             return tensor
         live = (*self.model.parameters(), *self.model.buffers())
