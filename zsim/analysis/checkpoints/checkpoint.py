@@ -159,7 +159,10 @@ def _save(
     return program_of(
         scenario.mesh,
         lambda rank: save(
-            RankFiles(num_ranks=state.num_ranks, on_device=on_device), state, tensors[rank], rank,
+            RankFiles(
+                num_ranks=state.num_ranks, on_device=on_device,
+                has_gpu=scenario.cluster.kind != "cpu",
+            ), state, tensors[rank], rank,
             chosen,
         ),
         moved=[tuple(batches(own)) for own in tensors],

@@ -27,10 +27,12 @@ tensor of a rank (measured on gloo)."""
 
 @dataclass(slots=True, kw_only=True)
 class RankFiles:
-    """The ops of one rank as it saves or loads. With `on_device` its state is copied over PCIe."""
+    """The ops of one rank as it saves or loads. With `on_device` its state is copied over PCIe;
+    with `has_gpu` alone the state is in host memory, and gathers are on the GPU."""
 
     num_ranks: int
     on_device: bool
+    has_gpu: bool = False
     step: StepBuilder = field(default_factory=StepBuilder)
     last: int | None = None
     """The op that the next one waits for, None at the start."""
@@ -49,25 +51,26 @@ class RankFiles:
 
     def to_host(
         self, unit: str, nbytes: int, *, waits: Iterable[int], host: Sequence[HostEvent] = (),
-        memory: Sequence[MemoryEvent] = (),
+        memory: Sequence[MemoryEvent] = (), over_link: bool = False,
     ) -> int:
-        """A copy of `nbytes` into pageable host memory; inside it where the state is there."""
-        return self._copy("to_host", unit, nbytes, waits, host, memory)
+        """A copy of `nbytes` into pageable host memory; inside it where the state is there, unless
+        it is `over_link`."""
+        return self._copy("to_host", unit, nbytes, waits, host, memory, over_link)
 
     def to_device(
         self, unit: str, nbytes: int, *, waits: Iterable[int], host: Sequence[HostEvent] = (),
-        memory: Sequence[MemoryEvent] = (),
+        memory: Sequence[MemoryEvent] = (), over_link: bool = False,
     ) -> int:
         """A copy of `nbytes` out of pageable host memory, as of `to_host`."""
-        return self._copy("to_device", unit, nbytes, waits, host, memory)
+        return self._copy("to_device", unit, nbytes, waits, host, memory, over_link)
 
     def _copy(
         self, direction: str, unit: str, nbytes: int, waits: Iterable[int],
-        host: Sequence[HostEvent], memory: Sequence[MemoryEvent],
+        host: Sequence[HostEvent], memory: Sequence[MemoryEvent], over_link: bool,
     ) -> int:
         kernels = (
             _kernels(f"{direction}{PAGEABLE}", nbytes, "link")
-            if self.on_device
+            if self.on_device or over_link
             else _kernels("copy", 2 * nbytes, "host")
         )
         return self.step.issue(

@@ -81,24 +81,33 @@ def _consolidated(
     checkpoint: Checkpoint,
 ) -> StepBuilder:
     """Gather tensor by tensor; rank 0 keeps each, in host memory if it is offloaded, and so do all
-    others on their devices if not."""
+    others on their devices if not. Shards in host memory go to a GPU for their gather."""
     kept, copied = list[Buffer](), list[Buffer]()
     for part, _, entry in state.pairs():
         name, whole = numbered(part.name, entry.fqn), state.whole_nbytes(part, entry)
         is_gathered = part.is_sharded and not part.is_counter and state.num_shards > 1
+        on_gpu = ops.on_device or is_gathered and ops.has_gpu
         if is_gathered:
-            nbytes = state.gathered_nbytes(part, entry)
+            nbytes, held = state.gathered_nbytes(part, entry), state.nbytes(part, entry, rank)
+            moved = numbered(name, "shard") if on_gpu and not ops.on_device else None
+            if moved:
+                ops.last = ops.to_device(
+                    name, held, waits=ops.after(), over_link=True,
+                    memory=(Alloc(moved, "communication", held),),
+                )
             ops.last = ops.step.issue(
                 "all_gather", name, stream="all_gather", waits=ops.after(), group="dp_shard",
                 nbytes=nbytes,
-                memory=_gathered(name, nbytes, state, state.nbytes(part, entry, rank)),
+                memory=(
+                    *_gathered(name, nbytes, state, held), *((Free(moved),) if moved else ()),
+                ),
             )
-        if checkpoint.cpu_offload and ops.on_device and rank == 0:
+        if checkpoint.cpu_offload and on_gpu and rank == 0:
             copied.append(name)
             ops.last = ops.to_host(
-                name, whole, waits=ops.after(), host=(pageable(name, whole),)
+                name, whole, waits=ops.after(), host=(pageable(name, whole),), over_link=True
             )
-        if is_gathered and checkpoint.cpu_offload and (ops.on_device or rank):
+        if is_gathered and checkpoint.cpu_offload and (on_gpu or rank):
             ops.step.issue("free", name, stream="host", memory=(Free(name),))
         elif is_gathered:
             kept.append(name)

@@ -95,9 +95,11 @@ class LintCase:
         )
 
     def without(self, table: str, key: str) -> LintCase | None:
-        """The case without one key of its tables; None where the rest cannot stand alone."""
+        """The case without one key of its tables; None where the rest cannot stand alone, or cannot
+        be planned."""
         try:
             change: Any = {table: {key: None}}
-            return LintCase(self.scenario.with_(**change))
+            case = LintCase(self.scenario.with_(**change))
+            return case if case.program else None
         except ScenarioError:
             return None

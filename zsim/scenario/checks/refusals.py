@@ -271,7 +271,7 @@ REFUSALS: dict[Refuses, tuple[str, ...]] = {
     _nodes: ("strategy", "options", "model", "mesh", "precision", "cluster"),
     _work: ("model", "strategy", "options", "mesh", "batch"),
     _kernels: ("model", "precision", "cluster"),
-    _checkpoint: ("checkpoint", "strategy", "cluster", "optimizer"),
+    _checkpoint: ("checkpoint", "strategy", "cluster", "optimizer", "offload"),
     _faults: ("faults", "mesh"), _expectations: ("expect", "faults", "mesh"),
 }
 """Each function that refuses, and the parts that it needs."""

@@ -161,6 +161,7 @@ def test_what_ds_to_universal_cannot_do_is_refused_by_name(
     ("zero3", "universal", "ds_to_universal fails, as it looks for them in files that have none"),
     ("deepspeed3", "universal", "ds_to_universal fails, as it looks for them"),
     ("zero3", "deepspeed", "their files are those of deepspeed3"),
+    ("zero3", "consolidated", "reads of drives before its writes are not modelled"),
 ])
 def test_states_on_drives_are_refused_with_what_to_do_instead(
     name: str, form: str, why: str
@@ -172,7 +173,7 @@ def test_states_on_drives_are_refused_with_what_to_do_instead(
     assert f"checkpoint.format: expected no states on drives with {form}, found some: {why}" in (
         problem
     )
-    assert 'take offload.optimizer = "cpu", or format = "sharded" with zero1 to zero3' in problem
+    assert problem.endswith('take offload.optimizer = "cpu"')
     scenario(3, offload={"optimizer": "cpu"}, **tables)
 
 
