@@ -392,7 +392,9 @@ def _provenance(scenario: Scenario, cluster: ClusterSpec) -> dict[str, str]:
         "computes_in": scenario.precision.narrowest, "cluster": cluster.name,
         "device": cluster.kind, "device_name": cluster.device.name,
         **({"power": f"{cluster.device.power} W"} if cluster.device.power else {}),
-        "calibration": error_bands.calibration(cluster, scenario.executed),
+        "calibration": error_bands.calibration(
+            cluster, scenario.executed, uses_drives=scenario.offload.uses_drives
+        ),
         **(
             {"allocator": "expandable_segments:True"}
             if scenario.expandable_segments and cluster.kind == "cuda"

@@ -235,6 +235,12 @@ def test_what_is_fitted_to_simulated_runs_is_assumed() -> None:
     assert calibration(cluster_reader.parse(text.encode(), where="m.toml")) == "assumed"
 
 
+def test_a_step_on_drives_whose_rates_are_assumed_is_assumed() -> None:
+    cluster = load_cluster("dgx-h100")
+    assert calibration(cluster) == "published"
+    assert calibration(cluster, uses_drives=True) == "assumed"
+
+
 @pytest.mark.parametrize(("old", "new", "message"), [
     ("nics_per_node = 8", "nics_per_node = 0",
      "nics_per_node: expected at least 1, found 0"),

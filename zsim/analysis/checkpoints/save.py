@@ -86,7 +86,7 @@ def _consolidated(
     for part, _, entry in state.pairs():
         name, whole = numbered(part.name, entry.fqn), state.whole_nbytes(part, entry)
         is_gathered = part.is_sharded and not part.is_counter and state.num_shards > 1
-        on_gpu = ops.on_device or is_gathered and ops.has_gpu
+        on_gpu = ops.on_device or (is_gathered and ops.has_gpu)
         if is_gathered:
             nbytes, held = state.gathered_nbytes(part, entry), state.nbytes(part, entry, rank)
             moved = numbered(name, "shard") if on_gpu and not ops.on_device else None

@@ -67,7 +67,9 @@ def whole(case: TimedStep) -> Whole:
     return Whole(
         step_ns=step.ns,
         band_ns=step.band_ns,
-        calibration=error_bands.calibration(scenario.cluster, scenario.executed),
+        calibration=error_bands.calibration(
+            scenario.cluster, scenario.executed, uses_drives=scenario.offload.uses_drives
+        ),
         interference_ns=step.ns - simulate_step(program, costs=undisturbed).step_time_ns,
         sharing_ns=step.ns - simulate_step(program, costs=costs, contention=False).step_time_ns
         if shares

@@ -164,13 +164,20 @@ def _sums(
     }
 
 
-def calibration(cluster: ClusterSpec, execution: Execution = EAGER) -> str:
-    """Provenance of the constants that decide most of a step.
+def calibration(
+    cluster: ClusterSpec, execution: Execution = EAGER, *, uses_drives: bool = False
+) -> str:
+    """Provenance of the constants that decide most of a step, those of its drives too if it
+    `uses_drives`.
 
     It is "calibrated" where all were measured or fitted on such a machine, "published" where each
     has another source, else "assumed".
     """
     provenances = {figure.provenance for figure in deciding(cluster.device.figures, execution)}
+    if uses_drives:
+        provenances |= {
+            figure.provenance for figure in cluster.figures if figure.key in DRIVES
+        }
     if "assumed" in provenances:
         return "assumed"
     return "calibrated" if provenances <= {"measured", "calibrated"} else "published"
@@ -182,6 +189,7 @@ SINGLY = "elements one by one"
 """Key of kernels that take them so. Their rate is no constant of a device: of Hopper's six kernels
 were measured, elsewhere it is assumed."""
 FLOAT8 = "device.float8_efficiency"
+DRIVES = ("drives.read", "drives.write")
 DECIDING = ("device.matmul_efficiency", "device.elementwise_efficiency", "device.memory_efficiency")
 
 
