@@ -549,6 +549,13 @@ def test_gathers_in_int8_have_half_of_the_bytes_and_a_scale_for_each_group() -> 
     ]
     held = replay(plan(case, device="cuda").of_rank(0))["steady"]
     assert held.start_bytes == held.end_bytes
+    # DeepSpeed's own kernels load 16 bytes at once; torch's casts to wider dtypes do not
+    widened = [
+        kernel for op in steady if op.kind == "copy" and (op.unit or "").startswith("gather")
+        for kernel in op.kernels
+    ]
+    assert widened
+    assert not any(kernel.singly for kernel in widened)
 
 
 def gathered_in(case: Scenario, dtype: str) -> list[int]:

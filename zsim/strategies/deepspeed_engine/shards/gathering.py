@@ -6,7 +6,7 @@ Source: deepspeed/runtime/zero/partition_parameters.py, partitioned_param_coordi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zsim.ir.buffers import Buffer, buffer_of, gather_of, on_host
 from zsim.ir.mesh import part_of
@@ -126,10 +126,12 @@ class GatheringStep(EngineStep):
             )
             for parameter in (gather.parameters if many or narrow else ())
         ]
-        source, memory = dtype, list[MemoryEvent](made)
+        copied, memory = copy_kernel(numel, source=dtype, target=dtype), list[MemoryEvent](made)
         if narrow:
             padded = sum(map(self.sharded.padded_nbytes, gather.parameters))
-            source, memory = quantized.BYTE, [
+            # DeepSpeed's own kernel loads 16 bytes at once, where torch's casts do not
+            copied = replace(copy_kernel(numel, source=quantized.BYTE, target=dtype), singly=0)
+            memory = [
                 *quantized.sent(gather.number),
                 *quantized.dequantized(
                     self.sharded, made, number=gather.number,
@@ -139,7 +141,7 @@ class GatheringStep(EngineStep):
         self._compute = self.step.issue(
             "copy", gather_of(gather.number), waits=(self._gathers[gather.number],),
             micro_batch=self.micro_batch, memory=[*memory, *self.filled_again(gather.parameters)],
-            kernels=(copy_kernel(numel, source=source, target=dtype),) if made else (),
+            kernels=(copied,) if made else (),
         )
 
     def forget(self, gather: Gather) -> None:
