@@ -1,7 +1,7 @@
 """Time and memory of a Program in which ranks save or load, by simulation.
 
-Bandwidths of the file system and of the link to the host decide its time. Its band is that of
-simulations with both at their ends. It knows no format.
+Bandwidths of the file system, of the link to the host and of the host's memory decide its time.
+Its band is that of simulations with all of them at their ends. It knows no format.
 """
 
 from __future__ import annotations
@@ -137,17 +137,19 @@ def _host_error(scenario: Scenario, name: str, needed: HostMemory) -> Checkpoint
 
 
 def _ends_of_band(cluster: ClusterSpec) -> tuple[ClusterSpec, ClusterSpec]:
-    """The cluster with file system and link to the host at the slow ends of their bands, and at the
-    fast ones."""
+    """The cluster with file system, link to the host and the host's memory at the slow ends of
+    their bands, and at the fast ones."""
     assert cluster.file_system is not None
     files_width = max(
         _width(cluster, f"file_system.{key}") for key in ("bandwidth", "rank_bandwidth")
     )
     link_width = _width(cluster, "links.host.bandwidth")
+    host_width = _width(cluster, "host.memory_bandwidth")
 
     def at(slower: bool) -> ClusterSpec:
-        of_files, of_link = (
-            1 - width if slower else 1 / (1 - width) for width in (files_width, link_width)
+        of_files, of_link, of_host = (
+            1 - width if slower else 1 / (1 - width)
+            for width in (files_width, link_width, host_width)
         )
         assert cluster.file_system is not None
         return replace(
@@ -163,6 +165,7 @@ def _ends_of_band(cluster: ClusterSpec) -> tuple[ClusterSpec, ClusterSpec]:
                     cluster.links.host, bandwidth=int(cluster.links.host.bandwidth * of_link)
                 ),
             ),
+            host_memory_bandwidth=int(cluster.host_memory_bandwidth * of_host),
         )
 
     return at(True), at(False)

@@ -265,6 +265,15 @@ def test_offloaded_states_are_written_from_host_memory() -> None:
     assert made.save.memory.host_bytes > 12 * own.model.num_parameters // 4
 
 
+def test_the_wait_for_copies_inside_host_memory_is_as_unsure_as_its_bandwidth() -> None:
+    time = checkpoint(
+        scenario(strategy="zero3", offload={"optimizer": "cpu"}, asynchronous=True)
+    ).save.time
+    fast, slow = time.blocking_band_ns
+    assert fast == pytest.approx(0.5 * time.blocking_ns, rel=0.1)
+    assert slow == pytest.approx(2 * time.blocking_ns, rel=0.1)
+
+
 def test_the_schedule_tells_the_share_of_saving_and_the_best_interval() -> None:
     own = checkpoint(scenario(every=500, mean_time_between_failures="1 d"))
     told = schedule_of(own)
