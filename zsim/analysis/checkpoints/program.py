@@ -88,7 +88,6 @@ class RankFiles:
             kernels=_kernels(operator, nbytes, "files"),
         )
 
-
     def drive(
         self, operator: Literal["read", "write"], unit: str, nbytes: int, *others: int | None
     ) -> None:
