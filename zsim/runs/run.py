@@ -34,6 +34,7 @@ from zsim.runs.pictures import plots
 from zsim.scenario import expect
 from zsim.scenario.expect import Verdict
 from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,7 @@ class Run:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "figures", metrics.figures(self.record, self.scenario))
-        figures = _expectable(self.record, self.figures, self.device_memory)
+        figures = _expectable(self.record, self.figures, self.device_memory, self.scenario)
         verdicts = expect.check(self.scenario.expect, figures=figures)
         object.__setattr__(self, "expectations", verdicts)
 
@@ -296,7 +297,7 @@ class Run:
 
 
 def _expectable(
-    run: RunRecord, figures: Figures, needs: DeviceMemory | None
+    run: RunRecord, figures: Figures, needs: DeviceMemory | None, scenario: Scenario
 ) -> dict[str, expect.Number | None]:
     """The figures of `run` by the names that a scenario's `expect` has for them."""
     # a backend without clocks tells of no late rank
@@ -308,9 +309,29 @@ def _expectable(
         "fits": None if needs is None else needs.has_room,
         "needed_memory": None if needs is None else needs.needed_bytes,
         "peak_memory": figures.peak_memory_bytes, "peak_first_step": figures.peak_first_step_bytes,
+        **({} if needs is None else _off_device(needs.host, scenario)),
         "bytes_sent_per_rank": figures.bytes_sent_per_rank,
         "step_time": figures.step_time_ns if judged else None,
         "exposed_communication": figures.exposed_share if judged else None,
         "mfu": figures.mfu if judged else None, "hfu": figures.hfu if judged else None,
         **{f"{kind}s": figures.collectives.get(kind, Traffic()).count for kind in COLLECTIVES},
     }
+
+
+def _off_device(host: HostMemory | None, scenario: Scenario) -> dict[str, expect.Number | None]:
+    """The figures of a simulated step on a node's `host` and drives."""
+    return {
+        "peak_host_memory": 0 if host is None else host.offloaded_bytes,
+        "needed_host_memory": None if host is None else host.needed_bytes,
+        "drive_bytes": _drive_nbytes(scenario),
+    }
+
+
+def _drive_nbytes(case: Scenario) -> int:
+    """Bytes on the drives of a full node, of all its ranks."""
+    if not case.offload.uses_drives:
+        return 0
+    of_a_rank = STRATEGIES[case.strategy].drive_nbytes(
+        case.offload, case.options, case.model, case.mesh, case.precision, case.optimizer
+    )
+    return of_a_rank * min(case.cluster.devices_per_node, case.world_size)

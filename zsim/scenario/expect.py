@@ -104,6 +104,15 @@ FIGURES: dict[str, Figure] = {
         ("needed_memory", _BYTES, "Bytes of the device, with what torch does not count."),
         ("peak_memory", _BYTES, "The most bytes that torch has allocated at once, on any rank."),
         ("peak_first_step", _BYTES, "The same of the first step."),
+        (
+            "peak_host_memory", _BYTES,
+            "The most bytes that all ranks of a node have offloaded to its host at once.",
+        ),
+        (
+            "needed_host_memory", _BYTES,
+            "The same, with rounded pinned blocks, processes and the system.",
+        ),
+        ("drive_bytes", _BYTES, "Bytes on the drives of a node."),
         ("bytes_sent_per_rank", _BYTES, "Bytes on the wire of the rank that sends most."),
         ("step_time", _TIME, 'Time of the step, as "<= 5 ms".'),
         (

@@ -13,6 +13,7 @@ import zsim
 from tests.support.cases.sampling import WHOLE
 from tests.support.folders import SCENARIOS
 from zsim.cli.main import main
+from zsim.cluster.host import HostMemory
 from zsim.ir.mesh import Mesh
 from zsim.ir.run import CollectiveRecord, MemoryRecord, PhaseRecord, RankRun, RunRecord, Span
 from zsim.runs.backend import RunOptions
@@ -228,6 +229,9 @@ fits = true
 needed_memory = 33
 peak_memory = 31
 peak_first_step = 31
+peak_host_memory = 40
+needed_host_memory = 47
+drive_bytes = 0
 bytes_sent_per_rank = 51
 step_time = "== 400 ns"
 exposed_communication = "== 27.5 %"
@@ -242,12 +246,43 @@ all_to_alls = 0
     wanted = parse((scenario().to_toml() + text).encode(), where="figures.toml")
     run = a_run(*SPANS, step=400, peaks=(10, 30, 30))
     needs = DeviceMemory(
-        verdict="TIGHT", needed_bytes=33, low_bytes=32, high_bytes=35, capacity_bytes=34
+        verdict="TIGHT", needed_bytes=33, low_bytes=32, high_bytes=35, capacity_bytes=34,
+        host=HostMemory(
+            num_ranks=2, offloaded_bytes=40, pinned_bytes=20, by_kind={}, rounding_bytes=2,
+            other_bytes=5, most_other_bytes=9, capacity_bytes=100,
+        ),
     )
     verdicts = zsim.Run(record=run, scenario=wanted, device_memory=needs).expectations
     of_faults = {"ends", "at_fault"}  # test_scenario_items.py has them
     assert {verdict.name for verdict in verdicts} == set(FIGURES) - of_faults
     assert [verdict for verdict in verdicts if verdict.ok is not True] == []
+
+
+@pytest.mark.parametrize(("optimizer", "host_memory", "drive_bytes"), [
+    ("cpu", "24,718,048 B (23.57 MiB)", "0 B"),
+    ("nvme", "6,623,968 B (6.32 MiB)", "21,266,432 B (20.28 MiB)"),
+])
+def test_bytes_of_hosts_and_drives_are_expected_as_a_devices_are(
+    optimizer, host_memory, drive_bytes
+):
+    """All eight ranks together: 18 B of each of 1,329,152 parameters and a cast in host memory, or
+    16 on drives."""
+    case = zsim.Scenario(
+        model={"preset": "gpt-small"}, batch={"micro_batch": 1, "sequence_length": 64},
+        cluster={"preset": "dgx-h100"}, strategy={"name": "zero3"},
+        precision={"parameters": "bf16", "reduce": "bf16"}, offload={"optimizer": optimizer},
+        expect={"peak_host_memory": "< 20 MB", "drive_bytes": "< 20 MB",
+                "needed_host_memory": ">= 32 GiB"},
+    )
+    assert 16 * case.model.num_parameters == 21_266_432
+    run = zsim.simulate(case)
+    assert [(each.actual, each.ok) for each in run.expectations[:2]] == [
+        (host_memory, optimizer == "nvme"), (drive_bytes, optimizer == "cpu"),
+    ]
+    assert not run.ok
+    assert run.expectations[2].ok
+    kept = case.with_(offload=None, expect={"peak_host_memory": 0, "needed_host_memory": "< 1 B"})
+    assert [each.ok for each in zsim.simulate(kept).expectations] == [True, True, None]
 
 
 def test_an_oom_fails_a_run_unless_the_scenario_expects_it():
