@@ -25,8 +25,9 @@ from zsim.strategies import STRATEGIES
 def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
     """Caveats of `scenario`, which runs all the same."""
     return tuple(map(Caveat, (
-        *_half_precision(scenario), *_compiled(scenario), *_compressed(scenario),
-        *_reserved(scenario), *_one_unit(scenario), *_idle_links(scenario),
+        *_half_precision(scenario), *_single_precision(scenario), *_compiled(scenario),
+        *_compressed(scenario), *_reserved(scenario), *_one_unit(scenario),
+        *_idle_links(scenario),
         *STRATEGIES[scenario.strategy].drive_caveats(
             scenario.offload, scenario.options, scenario.model, scenario.mesh
         ),
@@ -54,6 +55,23 @@ def _half_precision(scenario: Scenario) -> Iterator[str]:
         yield (
             f"adamw steps fp16 parameters, without a master copy in {scenario.strategy}: its eps "
             "is 0 in fp16, and parameters become infinite in torch too; take bf16"
+        )
+
+
+def _single_precision(scenario: Scenario) -> Iterator[str]:
+    """Products in float32 on a GPU whose tensor cores they do not use."""
+    device = scenario.cluster.device
+    if (
+        scenario.cluster.kind == "cuda"
+        and scenario.precision.products == "float32"
+        and scenario.execution.float32_products == "ieee"
+        and device.bfloat16 > device.float32
+    ):
+        tf32 = ' or execution.float32_products = "tf32"' if device.tf32 else ""
+        yield (
+            f"precision: products are in float32, without TF32; on {device.name} bf16 has "
+            f'{device.bfloat16 / device.float32:.0f} times the peak: precision.parameters = "bf16"'
+            f"{tf32} takes tensor cores"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import zsim
 from zsim.analysis.scenario_warnings import caveats
 from zsim.scenario.scenario import Scenario, parse
 
@@ -34,6 +35,24 @@ def test_who_lets_adamw_step_fp16_is_warned(
     assert bool(warnings) is warned
     assert all(line.startswith("adamw steps fp16 parameters, without a master copy in "
                                "zero_redundancy") for line in warnings)
+
+
+@pytest.mark.parametrize(("device", "precision", "execution", "warned"), [
+    ("dgx-h100", {}, {}, True), ("dgx-h100", {"parameters": "bf16"}, {}, False),
+    ("dgx-h100", {"parameters": "fp32", "autocast": "bf16"}, {}, False),
+    ("dgx-h100", {}, {"float32_products": "tf32"}, False), ("cpu-gloo", {}, {}, False),
+])
+def test_who_leaves_a_gpu_to_float32_products_is_told_how_much_faster_tensor_cores_are(
+    device: str, precision: dict[str, str], execution: dict[str, str], warned: bool
+) -> None:
+    scenario = zsim.Scenario(
+        model={"preset": "llama-3.2-1b", "num_layers": 1}, batch={"micro_batch": 1},
+        cluster={"preset": device}, strategy={"name": "ddp"}, precision=precision,
+        execution=execution,
+    )
+    told = [line for line in cautions(scenario) if line.startswith("precision: products")]
+    assert bool(told) is warned
+    assert all("bf16 has 15 times the peak" in line for line in told)
 
 
 @pytest.mark.parametrize("compiled", [True, False])

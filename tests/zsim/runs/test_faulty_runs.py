@@ -160,7 +160,7 @@ def test_a_fault_of_a_link_that_carries_nothing_is_told(
 ) -> None:
     apart = zsim.Scenario(
         model={"preset": "mlp-tiny"}, batch={"micro_batch": 2}, strategy={"name": "fsdp2"},
-        cluster={"preset": "dgx-h100", **cluster},
+        cluster={"preset": "dgx-h100", **cluster}, precision={"parameters": "bf16"},
     )
     run = faulty({**link, "node": node, "nic": nic}, of=apart)
     assert run.step_time == zsim.simulate(apart).step_time

@@ -7,7 +7,10 @@ modules it trains, so the import tells what to set.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from zsim.configs.draft import Draft
+from zsim.errors import listed
 from zsim.models.families import preset, presets
 
 DIFFERENCES = {
@@ -18,20 +21,24 @@ DIFFERENCES = {
 
 def put(draft: Draft) -> None:
     """Put what the modules do that a preset does not; --set has precedence."""
-    for key, value in _differences(draft).items():
+    differences = _differences(draft)
+    for key, value in differences.items():
         draft.put(key, value)
-    if draft.tables["model"].get("preset") in presets():
-        draft.notes.assume("logits are cast to float32 before the loss, and RMSNorms are "
-                           "composite, as transformers' modules have them")
+    if differences:
+        draft.notes.assume(f"a module of transformers {_deeds(differences)}: "
+                           f"{listed(differences, 'and')}")
 
 
 def tell(draft: Draft) -> None:
     """Assume that a preset computes as it does, and tell what a module of transformers needs."""
     if differences := _differences(draft):
-        deeds = " and ".join(DIFFERENCES[key] for key in differences)
         settings = " ".join(f"--set {key}={value}" for key, value in differences.items())
         draft.notes.assume(f"the model computes as the preset does; a module of transformers "
-                           f"{deeds}: {settings}")
+                           f"{_deeds(differences)}: {settings}")
+
+
+def _deeds(differences: Iterable[str]) -> str:
+    return " and ".join(DIFFERENCES[key] for key in differences)
 
 
 def _differences(draft: Draft) -> dict[str, str]:

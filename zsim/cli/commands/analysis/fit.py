@@ -6,7 +6,7 @@ import argparse
 
 from zsim.analysis.fit.fit import fit
 from zsim.cli import terminal
-from zsim.cli.inputs import load_with_options
+from zsim.cli.inputs import load_with_options, warned
 from zsim.cli.reports import memory_report
 
 
@@ -16,4 +16,6 @@ def run(options: argparse.Namespace) -> int:
     with terminal.progress(f"{scenario.name}: every stage on {scenario.cluster.name}"):
         fitted = fit(scenario, say=lambda text: terminal.tell(f"{scenario.name}: {text}"))
     memory_report.print_fit(fitted, as_json=options.json)
+    if fitted.recommended is not None:
+        warned(fitted.recommended.scenario)
     return 0 if fitted.recommended is not None else 1

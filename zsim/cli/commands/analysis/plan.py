@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zsim.analysis.planner.plan import plan_for
 from zsim.cli import arguments, outputs, terminal
-from zsim.cli.inputs import load_one
+from zsim.cli.inputs import load_one, warned
 from zsim.io import files
 
 
@@ -30,6 +30,8 @@ def run(options: argparse.Namespace) -> int:
         terminal.say_table(str(plan), most=100)
         for name, reason in plan.reasons if options.all else ():
             terminal.say_wrapped(f"   {name}: {reason}", most=100)
+    if plan.recommended:
+        warned(plan.recommended.scenario)
     if out and plan.recommended:
         files.write(out, plan.recommended.to_toml())
         terminal.wrote(out, "; zsim run simulates it")
