@@ -25,8 +25,8 @@ from zsim.strategies import STRATEGIES
 def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
     """Caveats of `scenario`, which runs all the same."""
     return tuple(map(Caveat, (
-        *_half_precision(scenario), *_single_precision(scenario), *_compiled(scenario),
-        *_compressed(scenario), *_reserved(scenario), *_one_unit(scenario),
+        *_half_precision(scenario), *_single_precision(scenario), *_by_itself(scenario),
+        *_compiled(scenario), *_compressed(scenario), *_reserved(scenario), *_one_unit(scenario),
         *_idle_links(scenario),
         *STRATEGIES[scenario.strategy].drive_caveats(
             scenario.offload, scenario.options, scenario.model, scenario.mesh
@@ -72,6 +72,21 @@ def _single_precision(scenario: Scenario) -> Iterator[str]:
             f"precision: products are in float32, without TF32; on {device.name} bf16 has "
             f'{device.bfloat16 / device.float32:.0f} times the peak: precision.parameters = "bf16"'
             f"{tf32} takes tensor cores"
+        )
+
+
+def _by_itself(scenario: Scenario) -> Iterator[str]:
+    """Products of a single GPU, timed with the rates that eight of a node reach in training."""
+    device, execution = scenario.cluster.device, scenario.executed
+    if (
+        scenario.cluster.num_ranks == 1
+        and execution.products == "training"
+        and device.products_alone < 1
+    ):
+        yield (
+            "execution.products: products are those of training on 8 GPUs; a single "
+            f"H100 and H200 took {1 - device.products_alone:.0%} less time: "
+            'execution.products = "alone"'
         )
 
 

@@ -55,6 +55,22 @@ def test_who_leaves_a_gpu_to_float32_products_is_told_how_much_faster_tensor_cor
     assert all("bf16 has 15 times the peak" in line for line in told)
 
 
+@pytest.mark.parametrize(("device", "ranks", "products", "told"), [
+    ("dgx-h100", 1, "training", True), ("dgx-h100", 1, "alone", False),
+    ("dgx-h100", 2, "training", False), ("cpu-gloo", 1, "training", False),
+])
+def test_who_trains_on_one_gpu_is_told_that_its_products_were_measured_faster(
+    device: str, ranks: int, products: str, told: bool
+) -> None:
+    scenario = zsim.Scenario(
+        model={"preset": "mlp-tiny"}, batch={"micro_batch": 1}, strategy={"name": "ddp"},
+        cluster={"preset": device, "ranks": ranks}, execution={"products": products},
+    )
+    lines = [line for line in cautions(scenario) if line.startswith("execution.products")]
+    assert bool(lines) is told
+    assert all("took 17% less time" in line for line in lines)
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_who_compiles_is_told_that_memory_is_of_eager_kernels(compiled: bool) -> None:
     text = (
