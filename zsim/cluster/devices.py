@@ -277,6 +277,7 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "cores": int,
     "thread_bandwidth": parse_rate,
     "devices_per_switch": int,
+    "duplex": parse_fraction,
     "read": parse_rate,
     "write": parse_rate,
     "matmul_prologue": int,

@@ -21,13 +21,15 @@ class Host:
 
     A core streams `thread_bandwidth` bytes/s through a fused step of the optimizer; 40 GB/s are
     those of DeepSpeed's CPU Adam on an EPYC with AVX-512. So many `devices_per_switch` share the
-    link of a PCIe switch to memory.
+    link of a PCIe switch to memory. Copies both ways at once reach a share `duplex` of the sum of
+    both directions.
     """
 
     memory: int = 0
     cores: int = 0
     thread_bandwidth: int = 40 * 10**9
     devices_per_switch: int = 1
+    duplex: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

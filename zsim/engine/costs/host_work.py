@@ -96,7 +96,8 @@ def shares(
     """The shares that work off the device takes at full speed, by resource: its device's link, its
     switch's, the node's memory and drives.
 
-    A copy reads or writes each byte once in host memory. Directions of a link are apart.
+    A copy reads or writes each byte once in host memory. Directions of a link are apart, and both
+    at once reach `Host.duplex` of their sum.
     """
     rate = Fraction(_rate(kernel, cluster, drive_queue_nbytes))
     if cluster.file_system is not None and kernel.location == FILES:
@@ -108,7 +109,11 @@ def shares(
         return memory
     direction = kernel.operator.removesuffix(PAGEABLE)
     used = rate / cluster.links.host.bandwidth
-    return memory | {f"device {direction}": used, f"switch {direction}": used}
+    both = used / (2 * Fraction(cluster.host.duplex).limit_denominator(1000))
+    return memory | {
+        f"device {direction}": used, f"switch {direction}": used, "device both": both,
+        "switch both": both,
+    }
 
 
 def usage(

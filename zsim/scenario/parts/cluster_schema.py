@@ -35,7 +35,10 @@ MAY_BE_NONE = (
     *("float8", "tf32", "nvls_channels", "matmul_prologue", "launch_queue", "wave_cost"),
     *("interference", "collective_interference", "straggler", *TIMES),
 )
-SHARES = ("_efficiency", "_alone", "wave_cost", "backward", "narrow", "interference", "straggler")
+SHARES = (
+    *("_efficiency", "_alone", "wave_cost", "backward", "narrow", "interference", "straggler"),
+    "duplex",
+)
 LEAST_WIDTH, MOST_WIDTH = 0.08, 0.9
 """Half-widths that a band may have, as shares. No calibration on steps is known to be worth more
 than the presets' own; beyond the other end a time says nothing."""
