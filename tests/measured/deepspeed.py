@@ -158,16 +158,21 @@ def activations_grid() -> list[Tables]:
     ]
 
 
+def quantized_models(width: int) -> tuple[Tables, ...]:
+    """An MLP with odd sizes, and two models of this width."""
+    return (
+        MODELS[0],
+        {"family": "gpt", "sizes": {"num_layers": 2, "hidden_size": width, "num_heads": 2,
+                                    "vocabulary": 24, "tied": False}},
+        {"family": "llama", "sizes": {"num_layers": 2, "hidden_size": width, "num_heads": 4,
+                                      "num_kv_heads": 2, "feed_forward": 32, "vocabulary": 24}},
+    )
+
+
 def quantized_grid() -> list[Tables]:
     """Stage 3 with quantized gradients on two nodes of one or two ranks, four of one, and on one.
     Some gradients have one dimension, and those of an MLP are not divided by the ranks."""
-    models: tuple[Tables, ...] = (
-        MODELS[0],
-        {"family": "gpt", "sizes": {"num_layers": 2, "hidden_size": 16, "num_heads": 2,
-                                    "vocabulary": 24, "tied": False}},
-        {"family": "llama", "sizes": {"num_layers": 2, "hidden_size": 16, "num_heads": 4,
-                                      "num_kv_heads": 2, "feed_forward": 32, "vocabulary": 24}},
-    )
+    models = quantized_models(16)
     cases = product(((2, 2), (2, 4), (4, 4), (1, 2)), (200, 5000), ("fp32", "bf16", "fp16"))
     return [
         {
@@ -184,6 +189,32 @@ def quantized_grid() -> list[Tables]:
             **offloads({}, ON_HOST, {}, ALL_ON_HOST)[index % 4],
         }
         for index, ((nodes, ranks), bucket, dtype) in enumerate(cases)
+    ]
+
+
+def narrow_grid() -> list[Tables]:
+    """Stage 3 that gathers in int8, none ahead, few or all, on two and four ranks.
+
+    Copies of released parameters are there or not; some have leaf blocks, frozen biases, recomputed
+    blocks, or quantized gradients on two nodes.
+    """
+    cases = product(RANKS, (0, 600, 100_000), ("fp32", "bf16", "fp16"), (1, 2))
+    return [
+        {
+            "model": quantized_models(8 * ranks)[1 + index % 2],
+            "batch": {"micro_batch": 2, "accumulation": 1 + index % 2, "sequence_length": 8},
+            "cluster": {"preset": "cpu-gloo", "nodes": 1 + (index % 4 == 3), "ranks": ranks},
+            "strategy": {
+                "name": "deepspeed3", "reduce_bucket_size": 5000, "zero_quantized_weights": True,
+                "stage3_prefetch_bucket_size": ahead, "zero_hpz_partition_size": copies,
+                "stage3_param_persistence_threshold": (10, 40)[index % 2],
+                "overlap_comm": index % 4 < 2, "zero_quantized_gradients": index % 4 == 3,
+            } | ({"leaf_module": "blocks"} if index % 10 == 4 and ahead != 600 else {}),
+            "precision": {"parameters": dtype, "reduce": "fp16"}, **RECOMPUTED[index % 5 == 1],
+            **offloads({}, ON_HOST, {}, ALL_ON_HOST)[index % 3],
+            **({"frozen": FROZEN["gpt"][1]} if index % 10 == 8 else {}),
+        }
+        for index, (ranks, ahead, dtype, copies) in enumerate(cases)
     ]
 
 
@@ -367,6 +398,11 @@ def observed(scenario: Scenario, *, rank: int) -> Tables:
         from deepspeed.runtime.comm import coalesced_collectives
 
         coalesced_collectives.quantizer_module = quantizer_substitutes
+    if getattr(scenario.options, "zero_quantized_weights", False):
+        from deepspeed.runtime.zero.partition_parameters import CUDAQuantizer
+
+        CUDAQuantizer.quantizer_cuda_module = quantizer_substitutes
+        deepspeed_engine.require_kernels = lambda scenario, *, device_type: None
     breaks = getattr(scenario.options, "trace", "holds") == "breaks"
     SUBJECTS["deepspeed3"] = rotating if breaks else deepspeed_engine.build
     run = observe(scenario, rank=rank, steps=4 if breaks else 3).run  # every other step follows
@@ -451,7 +487,7 @@ def main() -> int:
         *sharded_grid(), *map(draw_sharded, seeds(asked.sharded_draws)),
         *map(draw_transformers, seeds(asked.transformers_draws)), *adam_grid(),
         *activations_grid(), *map(draw_leaves, seeds(asked.leaf_draws)), *quantized_grid(),
-        *granularity_grid(), *dropouts_grid(), *broken_grid(),
+        *narrow_grid(), *granularity_grid(), *dropouts_grid(), *broken_grid(),
     ]
     tables = [*([] if asked.only_sharded else [*grid(), *map(draw, seeds(asked.draws))]), *sharded]
     record = {

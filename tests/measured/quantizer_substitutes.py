@@ -1,4 +1,4 @@
-"""Substitutes for DeepSpeed's kernels of qgZ, which it has for GPUs alone.
+"""Substitutes for DeepSpeed's kernels of qwZ and qgZ, which it has for GPUs alone.
 
 Each makes zeros with the shapes and dtypes of the kernel of that name, in the order of its source
 (csrc/quantization/pt_binding.cpp). Whatever calls them is DeepSpeed's own.
@@ -10,6 +10,15 @@ import torch
 from torch import Tensor
 
 Symmetric = 0
+
+
+def quantize(values: Tensor, groups: int, bits: int, kind: int) -> tuple[Tensor, Tensor]:
+    """Values of 8 `bits`, and the scales of their groups.
+
+    The kernel's scales have a second dimension of 1, which NCCL gathers and gloo refuses.
+    """
+    scales = torch.zeros(groups)
+    return torch.zeros(values.shape, dtype=torch.int8), scales
 
 
 def swizzle_quant(

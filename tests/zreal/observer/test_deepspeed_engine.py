@@ -57,8 +57,8 @@ def test_the_record_is_of_the_version_that_is_modelled() -> None:
     assert RECORD["deepspeed"].startswith("0.19.")
     grids = [
         *measured.grid(), *measured.sharded_grid(), *measured.adam_grid(),
-        *measured.activations_grid(), *measured.quantized_grid(), *measured.granularity_grid(),
-        *measured.dropouts_grid(), *measured.broken_grid(),
+        *measured.activations_grid(), *measured.quantized_grid(), *measured.narrow_grid(),
+        *measured.granularity_grid(), *measured.dropouts_grid(), *measured.broken_grid(),
     ]
     assert len(RECORD["rows"]) >= 150 + 60 + 20 + 20 + len(grids)
 

@@ -91,6 +91,7 @@ class GatheringStep(EngineStep):
         sharded, unit = self.sharded, gather_of(number)
         padded = sum(map(sharded.padded_nbytes, parameters)) // sharded.element
         numel = padded // size
+        quantized.require_eighths(parameters, numel=numel)
         scales = quantized.num_scales(numel) * size * quantized.SCALE_NBYTES
         flat, scale_buffer, _ = quantized.buffers(number)
         ready = self.step.issue(
@@ -132,7 +133,7 @@ class GatheringStep(EngineStep):
             # DeepSpeed's own kernel loads 16 bytes at once, where torch's casts do not
             copied = replace(copy_kernel(numel, source=quantized.BYTE, target=dtype), singly=0)
             memory = [
-                *quantized.sent(gather.number),
+                *(Free(each) for each in quantized.sent(gather.number) if not self._keeps_sent),
                 *quantized.dequantized(
                     self.sharded, made, number=gather.number,
                     padded_numel=padded // self.sharded.element,
@@ -144,11 +145,16 @@ class GatheringStep(EngineStep):
             kernels=(copied,) if made else (),
         )
 
+    @property
+    def _keeps_sent(self) -> bool:
+        return self.training.device == "cpu"
+
     def forget(self, gather: Gather) -> None:
         """Free the flat buffer, once the modules of all its parameters have come."""
         many = len(gather.parameters) > 1
         if self.sharded.options.zero_quantized_weights:
-            for buffer in quantized.buffers(gather.number)[: 2 + many]:
+            sent = quantized.sent(gather.number) if self._keeps_sent else ()
+            for buffer in (*quantized.buffers(gather.number)[: 2 + many], *sent):
                 self._free(buffer)
         elif many:
             self._free(buffer_of(gather_of(gather.number), "flat"))

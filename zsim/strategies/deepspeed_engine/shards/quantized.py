@@ -1,8 +1,7 @@
 """qwZ of ZeRO++: all-gathers of parameters in int8, with a float32 scale for each of its groups.
 
 A rank casts its shards to fp16, quantizes them, and gathers both. Whoever waits makes fp16 of them,
-and casts that. DeepSpeed has kernels for this on GPUs alone, so no real run here confirms it. Its
-own backward gathers from larger shards are in int8 too. Sources: deepspeed/runtime/zero/
+and casts that. Gathers from larger shards are in int8 too. Sources: deepspeed/runtime/zero/
 partition_parameters.py (CUDAQuantizer); Wang et al., "ZeRO++", arXiv 2306.10209, §3.1.
 """
 
@@ -10,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from zsim.errors import ScenarioError, listed
 from zsim.ir.buffers import Buffer, buffer_of, gather_of
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.spec import Parameter
@@ -24,10 +24,21 @@ MOST_GROUPED = 8000
 """Elements that a group has at most."""
 
 
+def require_eighths(parameters: Sequence[Parameter], *, numel: int) -> None:
+    """ScenarioError where a rank's `numel` elements of a gather make no groups."""
+    if not numel % ALIGNMENT:
+        return
+    raise ScenarioError((
+        f"strategy.zero_quantized_weights: expected multiples of {ALIGNMENT} elements in gathers, "
+        f"found {numel:,} on each rank of {listed([p.fqn for p in parameters], 'and')}, where "
+        "DeepSpeed fails; pad them, or use fewer ranks",
+    ))
+
+
 def num_scales(numel: int) -> int:
-    """Groups of `numel` elements, as few as divide them evenly; a rest below 8 is padded."""
-    eighths = -(-numel // ALIGNMENT)
-    least = -(-eighths * ALIGNMENT // MOST_GROUPED)
+    """Groups of `numel` elements, a multiple of 8: as few as divide them evenly."""
+    eighths = numel // ALIGNMENT
+    least = -(-numel // MOST_GROUPED)
     sizes = range(eighths // least, 0, -1)
     return eighths // next(size for size in sizes if not eighths % size)
 
@@ -56,10 +67,11 @@ def local(
     ]
 
 
-def sent(number: int) -> list[Free]:
-    """The frees of what a rank has sent."""
+def sent(number: int) -> tuple[Buffer, Buffer]:
+    """Buffers that a rank sends: int8 and scales. NCCL's work keeps them until it is awaited, and
+    gloo's until the gather is dropped."""
     unit = gather_of(number)
-    return [Free(buffer_of(unit, "sent")), Free(buffer_of(unit, "sent_scales"))]
+    return buffer_of(unit, "sent"), buffer_of(unit, "sent_scales")
 
 
 def kernels(numel: int, *, dtype: str) -> tuple[Kernel, ...]:
@@ -72,12 +84,17 @@ def kernels(numel: int, *, dtype: str) -> tuple[Kernel, ...]:
 def dequantized(
     sharded: ShardedParameters, made: Sequence[Alloc], *, number: int, padded_numel: int
 ) -> Iterator[MemoryEvent]:
-    """Gathered parameters in fp16, and each of `made` from them, cast where its dtype differs."""
+    """Gathered parameters in fp16, and each of `made` from them, cast where its dtype differs. One
+    that is fp16 itself is what the kernel makes."""
+    casts = sharded.dtype != HALF
+    if len(made) == 1 and not casts:
+        yield made[0]
+        return
     wide = Alloc(buffers(number)[2], "communication", padded_numel * HALF_NBYTES)
     yield wide
     for alloc in made:
         half = Alloc(buffer_of(alloc.buffer, "half"), "temporaries", 0)
-        if len(made) > 1 and sharded.dtype != HALF:
+        if len(made) > 1 and casts:
             nbytes = alloc.nbytes // sharded.element * HALF_NBYTES
             half = Alloc(half.buffer, half.kind, nbytes)
             yield half
