@@ -74,6 +74,8 @@ class Execution:
     """Pause of the trainer around each micro-batch, in which the device is idle."""
     issue_kernel_ns: int | None = None
     """The host's time to issue a kernel; None for that of the cluster's preset."""
+    host_threads: int | None = None
+    """Threads of a rank's optimizer on the host; None for its part of the node's cores."""
     hooks: bool = False
     """Hooks of modules issue all-gathers and reduce-scatters. The strategy decides it."""
     dtensors: bool = False

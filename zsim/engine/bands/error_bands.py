@@ -20,6 +20,7 @@ from zsim.cluster.devices import PresetFigure
 from zsim.cluster.measured_times import times_of
 from zsim.engine.bands.step_shares import StepShare, StepShares
 from zsim.engine.contention.overlap import COMPUTE as COMPUTE_KINDS
+from zsim.engine.costs import host_work
 from zsim.engine.costs import kernel_time as compute
 from zsim.engine.costs.kernel_time import STREAMS
 from zsim.engine.costs.op_costs import Costs
@@ -46,6 +47,10 @@ percentile. The record of both is tests/published/left_out.json."""
 CPU = 0.4
 """Half-width of compute and links of CPUs, where they are assumed. Published steps run up to 65 %
 longer than a roofline of such figures."""
+HOST_STEP = 4.0
+"""Share by which the optimizer's step on the host of a GPU server may take longer. Published steps
+of 7B and 72B take five times what memory's bandwidth allows (ZenFlow's blog, DeepSpeed issue 6834).
+Those of ZeRO-Offload on a DGX-2 take 1.2 and 1.4 times that."""
 QUEUED_DRIVES = 0.43
 """Half-width of reads and writes of drives where a scenario says its requests at once. That much is
 the largest error against ten published rates (`DRIVE_LATENCY_NS`)."""
@@ -128,13 +133,31 @@ def step_shares(
         growth=GROWTH * max(0.0, log2(costs.cluster.num_nodes / KNOWN_NODES)),
         paused=0.0 if costs.cluster.kind == "cpu" else PAUSE_NS / max(step, PAUSED_NS),
         issuing=0.0 if costs.execution.synchronous else took["issuing"] / step,
-        stepped=0.0 if costs.cluster.kind == "cpu" else took["stepped"] / step,
+        stepped=took["stepped"] / step * _longer_steps(ops, costs),
         full=FULL if program.room == "tight" else 0.0,
         unroomed=NO_ROOM if program.room == "none" else 0.0,
         least=max(
             (figures[key].width or 0.0 for key in by_constant if key in figures), default=0.0
         ),
     )
+
+
+def _longer_steps(ops: Sequence[Op], costs: Costs) -> float:
+    """Share by which the optimizer's step on the host may take longer, as published ones do, or by
+    one thread. torchrun gives a rank no more. 0 on a CPU."""
+    if costs.cluster.kind == "cpu":
+        return 0.0
+    kernels = [each for op in _stepped(ops) for each in op.kernels if each.location == "host"]
+    slower = host_work.by_one_thread(kernels, costs.cluster, costs.execution)
+    return max(HOST_STEP, slower / (1 - HOST) - 1)
+
+
+def _stepped(ops: Sequence[Op]) -> list[Op]:
+    """The optimizer's steps on the host."""
+    return [
+        op for op in ops
+        if op.kind == "optimizer" and any(kernel.location == "host" for kernel in op.kernels)
+    ]
 
 
 BY = "by "
@@ -149,16 +172,12 @@ def _sums(
     kernels = [op for op in ops if op.kind in COMPUTE_KINDS and op.stream == "compute"]
     begin = min((times.starts[op.index] for op in moving), default=0)
     end = max((times.ends[op.index] for op in moving), default=0)
-    stepped = [
-        op for op in ops
-        if op.kind == "optimizer" and any(kernel.location == "host" for kernel in op.kernels)
-    ]
     around = [op for op in kernels if times.ends[op.index] > begin and times.starts[op.index] < end]
     alone, wide = _collectives(moving, program, rank, costs)
     return {
         "busy": _busy_ns(times, kernels), "both": _busy_ns(times, [*kernels, *moving]),
         "communication": _busy_ns(times, moving), "around": _busy_ns(times, around),
-        "stepped": _busy_ns(times, stepped),
+        "stepped": _busy_ns(times, _stepped(ops)),
         "issuing": sum(map(costs.issue_ns, ops)), "collectives": alone, "collectives, wide": wide,
         **{f"{BY}{key}": ns for key, ns in _times_by_constant(ops, costs).items()},
     }

@@ -8,10 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import hypot
 
-HOST_STEP = 4.0
-"""Share by which the optimizer's step on the host of a GPU server may take longer. Published steps
-of 7B and 72B take five times what memory's bandwidth allows (ZenFlow's blog, DeepSpeed issue 6834).
-Those of ZeRO-Offload on a DGX-2 take 1.2 and 1.4 times that."""
 OVERLAP = 0.2
 """Share of hidden communication by which a step may take longer. Kernels lose a tenth to a third of
 it here. Measured are 18.9 % of all compute on average and 40 % at most (arXiv 2507.03114), however
@@ -62,7 +58,7 @@ class StepShares:
     issuing: float = 0.0
     """Share of the step: the host's own time to issue its ops."""
     stepped: float = 0.0
-    """Share of the step: the optimizer's own on a GPU's host."""
+    """Addition of a slower optimizer's step on a GPU's host, as a share of the step."""
     full: float = 0.0
     """Addition of a device that gives cached memory back in the step, or may have to, as a share of
     it."""
@@ -107,7 +103,7 @@ class StepShares:
         low = hypot(self.compute.faster, shorter, self.host.faster, unroomed.faster)
         high = hypot(
             self.compute.slower, longer, self.later, self.paused, self.beside, self.full,
-            unroomed.slower, HOST_STEP * self.stepped,
+            unroomed.slower, self.stepped,
         )
         return self._whole(low, high + self.growth)
 

@@ -7,10 +7,12 @@ and strategies play no part.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 
 from zsim.cluster.cluster import ClusterSpec
+from zsim.engine.execution import EAGER, Execution
 from zsim.ir.ops import PAGEABLE, Kernel
 
 PAGEABLE_SHARE = Fraction(2, 5)
@@ -37,9 +39,9 @@ def is_link(kernel: Kernel) -> bool:
     return kernel.location == "link"
 
 
-def alone_ns(kernel: Kernel, cluster: ClusterSpec, *, drive_queue_nbytes: int = 0) -> int:
+def alone_ns(kernel: Kernel, cluster: ClusterSpec, execution: Execution = EAGER) -> int:
     """The ns of work off the device that has the whole node to itself; rounded up, at least 1."""
-    return max(1, -(-kernel.nbytes * 10**9 // _rate(kernel, cluster, drive_queue_nbytes)))
+    return max(1, -(-kernel.nbytes * 10**9 // _rate(kernel, cluster, execution)))
 
 
 def queued_rate(rate: int, nbytes: int) -> int:
@@ -52,18 +54,18 @@ def queued_rate(rate: int, nbytes: int) -> int:
     return max(1, rate * nbytes * 10**9 // (nbytes * 10**9 + rate * DRIVE_LATENCY_NS))
 
 
-def _rate(kernel: Kernel, cluster: ClusterSpec, drive_queue_nbytes: int) -> int:
+def _rate(kernel: Kernel, cluster: ClusterSpec, execution: Execution) -> int:
     """Bytes/s alone: of the link, of files and drives, or of the rank's threads up to what the
     node's memory gives."""
     if kernel.location == FILES:
         assert cluster.file_system is not None
         return cluster.file_system.alone
     if kernel.location == "drive":
-        return queued_rate(_drive_rate(kernel, cluster), drive_queue_nbytes)
+        return queued_rate(_drive_rate(kernel, cluster), execution.drive_queue_nbytes)
     if is_link(kernel):
         link = cluster.links.host.bandwidth
         return int(link * PAGEABLE_SHARE) if kernel.operator.endswith(PAGEABLE) else link
-    threads = threads_of(cluster)
+    threads = execution.host_threads or threads_of(cluster)
     if not threads:
         return cluster.host_memory_bandwidth
     _, _, implementation = kernel.operator.partition(".")
@@ -74,6 +76,24 @@ def _rate(kernel: Kernel, cluster: ClusterSpec, drive_queue_nbytes: int) -> int:
 def _drive_rate(kernel: Kernel, cluster: ClusterSpec) -> int:
     assert cluster.drives is not None, "a scenario without drives is refused"
     return cluster.drives.read if kernel.operator == "read" else cluster.drives.write
+
+
+def by_one_thread(
+    kernels: Collection[Kernel], cluster: ClusterSpec, execution: Execution
+) -> float:
+    """Time of steps on the host with one thread a rank, over that with those of `execution`.
+
+    All ranks of a node step at once. 1 for no steps, and where the scenario says its threads.
+    """
+    if execution.host_threads is not None:
+        return 1.0
+    alone = replace(execution, host_threads=1)
+    part = cluster.host_memory_bandwidth / neighbours(cluster)
+    took = [
+        sum(each.nbytes / min(_rate(each, cluster, threads), part) for each in kernels)
+        for threads in (execution, alone)
+    ]
+    return took[1] / took[0] if took[0] else 1.0
 
 
 def threads_of(cluster: ClusterSpec) -> int | Fraction:
@@ -91,7 +111,7 @@ def neighbours(cluster: ClusterSpec) -> int:
 
 
 def shares(
-    kernel: Kernel, cluster: ClusterSpec, *, drive_queue_nbytes: int = 0
+    kernel: Kernel, cluster: ClusterSpec, execution: Execution = EAGER
 ) -> dict[str, Fraction]:
     """The shares that work off the device takes at full speed, by resource: its device's link, its
     switch's, the node's memory and drives.
@@ -99,7 +119,7 @@ def shares(
     A copy reads or writes each byte once in host memory. Directions of a link are apart, and both
     at once reach `Host.duplex` of their sum.
     """
-    rate = Fraction(_rate(kernel, cluster, drive_queue_nbytes))
+    rate = Fraction(_rate(kernel, cluster, execution))
     if cluster.file_system is not None and kernel.location == FILES:
         return {FILES: rate / cluster.file_system.bandwidth}
     memory = {"memory": rate / cluster.host_memory_bandwidth}
@@ -118,7 +138,7 @@ def shares(
 
 def usage(
     kernels: tuple[Kernel, ...], times: Mapping[Kernel, int], rank: int, cluster: ClusterSpec, *,
-    in_step: bool, drive_queue_nbytes: int = 0,
+    in_step: bool, execution: Execution = EAGER,
 ) -> dict[Hashable, Fraction]:
     """The shares that an op takes on average over its `times` alone, by resource of a rank's node.
 
@@ -132,7 +152,7 @@ def usage(
             like[kernel.location, kernel.operator] = first, ns + times[kernel]
     means: dict[str, Fraction] = {}
     for kernel, ns in like.values():
-        taken = shares(kernel, cluster, drive_queue_nbytes=drive_queue_nbytes)
+        taken = shares(kernel, cluster, execution)
         for resource, share in taken.items():
             means[resource] = means.get(resource, Fraction(0)) + share * Fraction(ns, total)
     per_switch = cluster.host.devices_per_switch

@@ -155,9 +155,7 @@ class Costs:
 
     def _kernel_ns(self, kernel: Kernel) -> int:
         if kernel.location != "device":
-            return host_work.alone_ns(
-                kernel, self.cluster, drive_queue_nbytes=self.execution.drive_queue_nbytes
-            )
+            return host_work.alone_ns(kernel, self.cluster, self.execution)
         alone = kernel_time.kernel_ns(kernel, self.cluster.device, self.execution)
         return ceil(alone * self._slowest) if self._slowest > 1 else alone
 
@@ -303,8 +301,7 @@ class Costs:
         """
         times = {kernel: self.kernel_ns(kernel) for kernel in kernels}
         return host_work.usage(
-            kernels, times, rank, self.cluster, in_step=in_step,
-            drive_queue_nbytes=self.execution.drive_queue_nbytes,
+            kernels, times, rank, self.cluster, in_step=in_step, execution=self.execution
         )
 
     def bytes_sent(

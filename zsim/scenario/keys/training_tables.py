@@ -243,6 +243,11 @@ TRAINING_TABLES: Mapping[str, Any] = {
             "issue_kernel": _key(
                 "Host time to issue one kernel; by default the cluster preset's."
             ),
+            "host_threads": _key(
+                "Threads of each rank's optimizer on the host, as OMP_NUM_THREADS: torchrun sets "
+                "1 for several ranks of a node. By default each has its part of the cores.",
+                ge=1, le=100_000,
+            ),
         },
         {"step_overhead": Pause, "micro_batch_overhead": Pause, "issue_kernel": Pause | None},
     ),

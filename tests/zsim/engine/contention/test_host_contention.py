@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.cluster_presets import load_cluster
 from zsim.engine.costs.op_costs import Costs
+from zsim.engine.execution import Execution
 from zsim.engine.simulate import simulate
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op, Stream
@@ -43,13 +44,15 @@ def op(index: int, name: str, nbytes: int, stream: Stream, *waits: int) -> Op:
 
 
 def step_ns(
-    nodes: ClusterSpec, *ops: Op, all_ranks: bool = False, contention: bool = True
+    nodes: ClusterSpec, *ops: Op, all_ranks: bool = False, contention: bool = True,
+    threads: int | None = None,
 ) -> int:
     rank = RankProgram(construction=(), first=(), steady=ops)
     ranks = nodes.num_ranks
     program = Program(mesh=Mesh(dp_shard=ranks), ranks=(rank,), assignment=(0,) * ranks)
     return simulate(
-        program, costs=Costs(nodes), all_ranks=all_ranks, contention=contention
+        program, costs=Costs(nodes, Execution(host_threads=threads)), all_ranks=all_ranks,
+        contention=contention,
     ).step_time_ns
 
 
@@ -130,6 +133,19 @@ def test_a_few_cores_step_slower_than_memory_allows() -> None:
     nodes = cluster(cores=8, thread_bandwidth=10 * GB)
     assert step_ns(nodes, op(0, "adamw.fused", 50 * GB, "host")) == 5 * GB
     assert step_ns(nodes, op(0, "adamw.foreach", 50 * GB, "host")) == 10 * GB
+
+
+@pytest.mark.parametrize(("threads", "seconds"), [(1, 5), (2, 2.5), (4, 1.25), (5, 1), (64, 1)])
+def test_a_rank_steps_by_the_threads_that_it_is_said_to_have(
+    threads: int, seconds: float
+) -> None:
+    """Whatever the cores of its node, up to its part of memory's bandwidth, 50 GB/s."""
+    step = op(0, "adamw.fused", 50 * GB, "host")
+    for cores in (0, 8, 64):
+        nodes = cluster(cores=cores, thread_bandwidth=10 * GB)
+        assert step_ns(nodes, step, threads=threads) == seconds * GB
+    copies = op(0, "to_host", 20 * GB, "to_host")
+    assert step_ns(cluster(), copies, threads=threads) == GB
 
 
 def test_ranks_share_cores_that_are_fewer_than_they_are() -> None:
