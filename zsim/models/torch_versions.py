@@ -36,7 +36,11 @@ RESHARD_ALONE = Difference(
     versions=("2.11",), library="fully_shard",
     meaning="a mesh is derived for an int reshard alone, and not for two axes",
 )
-DIFFERENCES = (INPUT_BESIDE_THE_NEXT, INPUT_PAST_IDLE_UNITS, RESHARD_ALONE)
+BARRIER_STAYS = Difference(
+    versions=("2.11",), library="deepspeed",
+    meaning="the byte by which a barrier is dispatched lives until the next one (c10d)",
+)
+DIFFERENCES = (INPUT_BESIDE_THE_NEXT, INPUT_PAST_IDLE_UNITS, RESHARD_ALONE, BARRIER_STAYS)
 """Differences that Programs follow."""
 IDLE_UNTIL_ALL_RAN = Difference(
     versions=("2.11", "2.12"), library="fully_shard",

@@ -42,6 +42,7 @@ AFFECTED = {
     torch_versions.INPUT_BESIDE_THE_NEXT: scenario(),
     torch_versions.INPUT_PAST_IDLE_UNITS: scenario(frozen=["blocks.0.*"]),
     torch_versions.RESHARD_ALONE: scenario(strategy=HSDP),
+    torch_versions.BARRIER_STAYS: scenario(strategy={"name": "deepspeed3"}),
 }
 """A scenario for each difference that a Program follows."""
 

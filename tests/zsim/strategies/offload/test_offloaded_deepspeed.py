@@ -21,7 +21,7 @@ CPU: dict[str, Any] = {"optimizer": "cpu"}
 BOTH = CPU | {"parameters": "cpu"}
 FORMS = [("deepspeed1", CPU), ("deepspeed2", CPU), ("deepspeed3", CPU), ("deepspeed3", BOTH)]
 RANKS = 8
-COUNTER, FLAG = 4, 1
+COUNTER, FLAG, NORM = 4, 1, 4
 
 
 def scenario(
@@ -112,7 +112,7 @@ def test_the_host_has_eighteen_bytes_of_each_element_at_stage_3_or_twenty(
     case = scenario("deepspeed3", offload)
     own = shard_numel(case)
     records = replay_host(plan(case, device="cuda").of_rank(0))
-    assert records["steady"].end_bytes == each * own + COUNTER + FLAG
+    assert records["steady"].end_bytes == each * own + COUNTER + FLAG + NORM
     assert records["steady"].pinned_bytes == (each - 12) * own
     answer = assess(planned(case)).host
     assert answer is not None
@@ -127,7 +127,7 @@ def test_the_host_has_eighteen_bytes_of_each_element_of_a_part(stage: int) -> No
     largest = 2 * max(parameter.numel for parameter in case.model.parameters)
     for rank in range(RANKS):
         records = replay_host(plan(case, device="cuda").of_rank(rank))
-        assert records["steady"].peak_bytes == 18 * flat.part_numel + largest + COUNTER
+        assert records["steady"].end_bytes == 18 * flat.part_numel + largest + COUNTER + NORM
 
 
 @pytest.mark.parametrize(("strategy", "offload"), FORMS)

@@ -32,6 +32,7 @@ ON_DRIVES = (2 * WEIGHT + HIDDEN // RANKS, 2 * WEIGHT + (WIDTH + HIDDEN) // RANK
 IN_MEMORY = 9 * WIDTH // RANKS + 1
 """Elements of sub-groups: most of a block each; the last bias and the head."""
 COUNTERS = 3 * 4
+FLAG, NORM = 1, 4
 
 
 def in_files(numel: int) -> int:
@@ -107,9 +108,9 @@ def test_host_memory_has_page_locked_buffers_of_the_largest_sub_group_and_no_sta
     record = replay_host(plan(case, device="cuda").of_rank(0))["steady"]
     buffers = 4 * in_files(max(ON_DRIVES))
     assert own == sum(ON_DRIVES) + IN_MEMORY
-    assert record.end_bytes == buffers + 2 * own + 16 * IN_MEMORY + COUNTERS + 1
+    assert record.end_bytes == buffers + 2 * own + 16 * IN_MEMORY + COUNTERS + FLAG + NORM
     in_memory = replay_host(plan(scenario({"optimizer": "cpu"}), device="cuda").of_rank(0))
-    assert in_memory["steady"].end_bytes == 18 * own + COUNTERS + 1
+    assert in_memory["steady"].end_bytes == 18 * own + COUNTERS + FLAG + NORM
 
 
 def test_states_of_the_first_step_stay_in_host_memory_until_the_second_with_a_pipeline() -> None:

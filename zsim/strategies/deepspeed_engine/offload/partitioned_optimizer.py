@@ -1,9 +1,9 @@
 """The end of a step at stages 1 and 2 whose optimizer steps on the host.
 
-Norms of gradients were taken when these were sent, and the host reads one after the other. The
-part is stepped in host memory, rounded there and copied to the device. Then the flat buffer is
-all-gathered. Source: deepspeed/runtime/zero/stage_1_and_2.py (step,
-complete_grad_norm_calculation_for_cpu_offload).
+Norms of gradients were taken when these were sent, and the host reads one after the other. It has
+their sum over ranks, and all that follows from it. The part is stepped in host memory, rounded
+there and copied to the device. Then the flat buffer is all-gathered. Source:
+deepspeed/runtime/zero/stage_1_and_2.py (step, complete_grad_norm_calculation_for_cpu_offload).
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.deepspeed_engine.layout import AXIS
 from zsim.strategies.deepspeed_engine.offload.partitioned import norm_buffer
-from zsim.strategies.deepspeed_engine.offload.placement import placed, step_kernels, step_memory
+from zsim.strategies.deepspeed_engine.offload.placement import (
+    in_host_memory,
+    placed,
+    step_kernels,
+    step_memory,
+)
 from zsim.strategies.deepspeed_engine.optimizer import GLOBAL_NORM, OVERFLOW, clipped, combined
 from zsim.strategies.deepspeed_engine.partition import FlatPartition, Share
 
@@ -41,7 +46,8 @@ def optimizer_step(step: StepBuilder, flat: FlatPartition, share: Share, *, firs
             nbytes=flat.padded_numel * flat.element, dtype=flat.dtype,
         )
     gone = [Free(norm_part("all"))] if first else [Free(norm_part("all")), Free(norm_part("told"))]
-    step.issue("free", ROOT, stream="host", memory=gone)
+    memory, host = placed(in_host_memory(gone), device=flat.training.device)
+    step.issue("free", ROOT, stream="host", memory=memory, host=host)
     step.begin("zero_grad")
 
 
@@ -54,10 +60,13 @@ def _tell(step: StepBuilder, flat: FlatPartition, label: str, *, nbytes: int, dt
             "all_reduce", label, stream="all_reduce", waits=(copied,), group=AXIS, nbytes=nbytes,
             dtype=dtype,
         )
-    memory: list[MemoryEvent] = [Free(sent.buffer)]
-    if label == NORMS:
-        memory.insert(0, Alloc(norm_part("root"), "temporaries", NORM_NBYTES))
-    return step.issue("host_wait", label, stream="host", waits=(copied,), memory=memory)
+    root = [Alloc(norm_part("root"), "temporaries", NORM_NBYTES)] if label == NORMS else []
+    memory, host = placed(
+        [*in_host_memory(root), Free(sent.buffer)], device=flat.training.device
+    )
+    return step.issue(
+        "host_wait", label, stream="host", waits=(copied,), memory=memory, host=host
+    )
 
 
 def _step(step: StepBuilder, flat: FlatPartition, *, after: int, first: bool) -> int:
@@ -70,8 +79,8 @@ def _step(step: StepBuilder, flat: FlatPartition, *, after: int, first: bool) ->
     ]
     if training.optimizer.clip_norm:
         made += clipped()
-    made += step_memory(training, part, first=first)
-    memory, host = placed(made, device=training.device)
+    stepping = step_memory(training, part, first=first)
+    memory, host = placed([*in_host_memory(made), *stepping], device=training.device)
     kernels: tuple[Kernel, ...] = step_kernels(training, part)
     rounded = located([copy_kernel(part, source=MASTER_DTYPE, target=flat.dtype)])
     stepped = step.issue(

@@ -6,7 +6,8 @@ A buffer is in host memory by its name (`zsim.ir.buffers.on_host`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from zsim.ir.buffers import STEP, is_on_host, is_state, on_host
 from zsim.ir.ops import Alloc, Free, HostAlloc, HostEvent, Kernel, MemoryEvent
@@ -39,6 +40,11 @@ def placed(
                 if isinstance(event, Alloc) else event
             )
     return memory, host
+
+
+def in_host_memory(events: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
+    """Events of numbers that the host has, such as norms behind their all-reduce."""
+    return (replace(event, buffer=on_host(event.buffer)) for event in events)
 
 
 def step_memory(

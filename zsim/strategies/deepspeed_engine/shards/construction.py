@@ -12,6 +12,7 @@ from functools import partial
 from zsim.ir.buffers import Buffer, buffer_of, numbered, on_host
 from zsim.ir.ops import Alloc, Free, HostAlloc
 from zsim.models.spec import ROOT, Parameter
+from zsim.models.torch_versions import BARRIER_STAYS
 from zsim.strategies.building.kernels import MASTER_DTYPE
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.deepspeed_engine.construction import make_and_broadcast
@@ -71,6 +72,8 @@ def _what_stays(sharded: ShardedParameters) -> Iterator[Event]:
     name = partial(on_host, moved=bool(offload.optimizer))
     pins = offload.pin_memory
     yield Alloc(name("infinities"), "temporaries", 1)
+    if training.torch in BARRIER_STAYS.versions:
+        yield Alloc(Buffer("barrier"), "temporaries", 1)
     yield from _in_one_buffer(sharded)
     drives = sharded.drives
     if drives.pinned_nbytes:  # page-locked, of which CUDA knows nothing

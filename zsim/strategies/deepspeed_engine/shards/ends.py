@@ -19,7 +19,7 @@ from zsim.strategies.building.host_step import located
 from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.deepspeed_engine.layout import AXIS, SCALED_DTYPE
-from zsim.strategies.deepspeed_engine.offload.placement import placed
+from zsim.strategies.deepspeed_engine.offload.placement import in_host_memory, placed
 from zsim.strategies.deepspeed_engine.optimizer import (
     GRADIENT,
     NORM_NBYTES,
@@ -75,11 +75,13 @@ def optimizer_step(step: ShardedStep, coordinator: Coordinator, *, first: bool) 
     if coordinator.secondary:
         _drop_copies(step.step, sharded)
         coordinator.secondary.difference_update(p.fqn for p in sharded.parameters)
-    gone = step.filled_again(sharded.persistent)
-    gone += [Free(norm_part("group", number)) for number in range(count)] + [Free(norm_part("all"))]
-    step.step.issue(
-        "free", ROOT, stream="host", memory=gone if first else [*gone, Free(norm_part("told"))]
+    gone = [*(Free(norm_part("group", number)) for number in range(count)), Free(norm_part("all"))]
+    gone += [] if first else [Free(norm_part("told"))]
+    memory, host = placed(
+        [*step.filled_again(sharded.persistent), *(in_host_memory(gone) if offloads else gone)],
+        device=sharded.training.device,
     )
+    step.step.issue("free", ROOT, stream="host", memory=memory, host=host)
     step.step.begin("zero_grad")
 
 

@@ -1,13 +1,14 @@
 """Norms and steps of sub-groups at stage 3 whose optimizer steps on the host.
 
 The squares of the norms that were taken when shards were sent are summed, and all-reduced for each
-sub-group in float32. What the host has stepped it rounds, into offloaded shards or into pageable
-memory on the way to the device. Source: deepspeed/runtime/zero/stage3.py.
+sub-group in float32. The host has them from then on. What it has stepped it rounds, into offloaded
+shards or into pageable memory on the way to the device. Source: deepspeed/runtime/zero/stage3.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from zsim.ir.buffers import buffer_of, norm_part, numbered, on_host
 from zsim.ir.ops import Alloc, Free, MemoryEvent
@@ -20,6 +21,7 @@ from zsim.strategies.deepspeed_engine.layout import AXIS
 from zsim.strategies.deepspeed_engine.offload.placement import (
     STATES,
     Event,
+    in_host_memory,
     placed,
     step_kernels,
     step_memory,
@@ -46,15 +48,15 @@ def norm(step: OffloadedShardedStep, group: tuple[Parameter, ...], *, number: in
     )
     flags = [Alloc(norm_part(name), "temporaries", 1) for name in ("inf", "nan", "any")]
     error = Alloc(norm_part("error"), "temporaries", NORM_NBYTES)
-    builder.issue(
-        "alloc", NORMS, stream="host",
-        memory=[Alloc(norm_part("group", number), "temporaries", NORM_NBYTES)],
-    )
+    copied = Alloc(on_host(norm_part("group", number)), "temporaries", NORM_NBYTES)
+    moves = step.training.device != "cpu"
+    root = replace(copied, buffer=norm_part("root")) if moves else copied
+    builder.issue("alloc", NORMS, stream="host", memory=[root])
     step.norms_at = step.issue_placed(
         "optimizer", NORMS, buffer_of(str(number), TOLD), waits=(reduced,),
         memory=[
             *flags, error, *(Free(alloc.buffer) for alloc in (*flags, error)),
-            Free(norm_part("sum")),
+            Free(norm_part("sum")), *([copied, Free(root.buffer)] if moves else []),
         ],
     )
 
@@ -66,9 +68,8 @@ def sub_step(
     """Step one sub-group on the host; with memory of what comes before."""
     sharded, training = step.sharded, step.training
     size = sum(map(sharded.shard_numel, group))
-    events: list[Event] = [*before]
-    if training.optimizer.clip_norm:
-        events += clipped(NORM_NBYTES)
+    numbers = [*before, *(clipped(NORM_NBYTES) if training.optimizer.clip_norm else ())]
+    events: list[Event] = [*in_host_memory(numbers)]
     events += step_memory(training, size, owner=numbered(STATES, number), first=first)
     returns = not training.offload.parameters
     rounded = Alloc(on_host("rounded"), "temporaries", size * sharded.element)
