@@ -244,8 +244,8 @@ TRAINING_TABLES: Mapping[str, Any] = {
                 "Host time to issue one kernel; by default the cluster preset's."
             ),
             "host_threads": _key(
-                "Threads of each rank's optimizer on the host, as OMP_NUM_THREADS: torchrun sets "
-                "1 for several ranks of a node. By default each has its part of the cores.",
+                "Threads of each rank's optimizer on the host, as OMP_NUM_THREADS, which torchrun "
+                "sets to 1; by default its part of the node's cores.",
                 ge=1, le=100_000,
             ),
         },
