@@ -26,6 +26,7 @@ from zsim.models.called_modules import granular
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.scenario import Scenario, load, parse
+from zsim.strategies.deepspeed_engine.config_keys import REMOVED
 
 RECORD = json.loads((ROOT / "tests/measured/deepspeed.json").read_text())
 FILES = sorted(PARITY.glob("deepspeed*.toml"))
@@ -246,6 +247,19 @@ def test_a_missing_or_another_deepspeed_is_refused_with_the_line_that_installs_i
 
     assert told in str(error.value)
     assert "pip install --no-build-isolation 'zsim[real,deepspeed]'" in str(error.value)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("key", sorted(REMOVED))
+def test_keys_of_older_versions_are_refused_by_deepspeed_itself(key: str) -> None:
+    """The engine refuses `legacy_stage1` where the config takes it."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    if key == "legacy_stage1":
+        assert DeepSpeedZeroConfig(legacy_stage1=True)
+        return
+    with pytest.raises(ValueError, match="Extra inputs are not permitted"):
+        DeepSpeedZeroConfig(**{key: 1})
 
 
 def test_kernels_of_gpus_are_refused_on_a_cpu() -> None:

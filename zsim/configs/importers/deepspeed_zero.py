@@ -10,7 +10,8 @@ from zsim.configs.draft import Draft
 from zsim.errors import shown
 from zsim.models.training_options import QUEUE_DEPTH
 from zsim.scenario.scenario import Scenario
-from zsim.strategies.deepspeed_engine.options import MOST_ELEMENTS, as_config
+from zsim.strategies.deepspeed_engine.config_keys import REMOVED
+from zsim.strategies.deepspeed_engine.options import MOST_ELEMENTS, VERSION, as_config
 
 BY_WIDTH: Mapping[str, Callable[[int], int]] = {
     "reduce_bucket_size": lambda width: width * width,
@@ -23,6 +24,8 @@ SHARD_SIZES = ("stage3_max_live_parameters", "stage3_max_reuse_distance",
                "stage3_model_persistence_threshold", "stage3_module_granularity_threshold")
 QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients")
 FLAGS = ("allgather_partitions", "overlap_comm", "contiguous_gradients", "reduce_scatter")
+OFF = {"mics_shard_size": -1, "zeropp_loco_param": None, "stage3_max_live_params": None}
+"""Values that say nothing, of keys of older versions; false of others."""
 DROPPED = "--drop leaves it out"
 UNMODELLED = f"zsim does not model it; {DROPPED}"
 LEAVES = f'strategy.leaf_module = "blocks" may be meant; {DROPPED}'
@@ -168,7 +171,7 @@ def _unmodelled(zero: ConfigKeys) -> None:
         UNSAID, "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
         "stage3_gather_fp16_weights_on_model_save", "load_from_fp32_weights", "elastic_checkpoint",
         "pipeline_loading_checkpoint", "override_module_apply", "log_trace_cache_warnings",
-        "ignore_unused_parameters", "legacy_stage1",
+        "ignore_unused_parameters",
     )
     for key, default in (
         ("use_multi_rank_bucket_allreduce", True), ("compute_grad_norm", True),
@@ -176,15 +179,21 @@ def _unmodelled(zero: ConfigKeys) -> None:
         ("stage3_use_all_reduce_for_fetch_params", False), ("parameter_alignment", False),
         ("use_all_reduce_for_fetch_params", False), ("allgather_sequential", False),
         ("stage3_allgather_sequential", False), ("zero_quantized_nontrainable_weights", False),
-        ("zeropp_loco_param", None), ("zenflow", None),
-        ("mics_shard_size", -1), ("enable_sanity_checks", False),
-        ("mics_hierarchical_params_gather", False), ("save_muon_momentum_buffer_in_memory", False),
+        ("zenflow", None), ("enable_sanity_checks", False),
+        ("save_muon_momentum_buffer_in_memory", False),
     ):
         zero.only(key, default, unmodelled=UNMODELLED)
     zero.only("leaf_module", None, unmodelled=LEAVES)
-    for key, name in (("cpu_offload", "offload_optimizer"), ("cpu_offload_params", "offload_param"),
-                      ("cpu_offload_param", "offload_param")):
-        zero.only(key, False, unmodelled=f'DeepSpeed calls it {name} = {{"device": "cpu"}} now')
+    for key, why in REMOVED.items():
+        zero.only(
+            key, OFF.get(key, False),
+            unmodelled=f"DeepSpeed {VERSION} refuses it, a key of an older version: {why}; "
+                       f"{DROPPED}",
+        )
+    for key, name in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
+        zero.only(
+            key, False, unmodelled=f'DeepSpeed {VERSION} calls it {name} = {{"device": "cpu"}}'
+        )
     zero.ignore("an option of offload's older form", "cpu_offload_use_pin_memory")
 
 

@@ -7,9 +7,17 @@ from collections.abc import Mapping
 
 from zsim.strategies.deepspeed_engine.options import VERSION
 
-_REMOVED = f"expected a key of DeepSpeed {VERSION}, which refuses this one of an older version"
 _UNMODELLED = f"a key of DeepSpeed {VERSION} that zsim does not model; leave it out"
-_MICS = f"{_REMOVED}: it ended with 0.19.7; hsdp shards over a part of the ranks likewise"
+_MICS = "it ended with 0.19.7; hsdp shards over a part of the ranks likewise"
+REMOVED: Mapping[str, str] = {
+    "mics_shard_size": _MICS,
+    "mics_hierarchical_params_gather": _MICS,
+    "zeropp_loco_param": f"it ended within {VERSION}, and zsim does not model it",
+    "legacy_stage1": "it ended with 0.5.9",
+    "cpu_offload_params": f"{VERSION} calls it offload_param",
+    "stage3_max_live_params": f"{VERSION} calls it stage3_max_live_parameters",
+}
+"""Keys that DeepSpeed refuses and that older versions or texts have, with what became of them."""
 _LOADED = "an option of checkpoints, which changes no step; leave it out (zsim checkpoint)"
 _CHECK = "a check or a log, which changes no step; leave it out"
 _SCALE = (
@@ -37,12 +45,11 @@ _BOTH: Mapping[str, str] = {
     "cpu_offload_use_pin_memory": "this is offload.pin_memory",
     "offload_param": _PARAMETERS,
     "cpu_offload_param": f"{_PARAMETERS}; DeepSpeed {VERSION} calls it offload_param",
-    "cpu_offload_params": f"{_REMOVED}; {VERSION} calls it offload_param",
-    "stage3_max_live_params": f"{_REMOVED}; {VERSION} calls it stage3_max_live_parameters",
-    "legacy_stage1": f"{_REMOVED}: it ended with 0.5.9",
-    "zeropp_loco_param": f"{_REMOVED}: it ended within {VERSION}, and zsim does not model it",
-    "mics_shard_size": _MICS,
-    "mics_hierarchical_params_gather": _MICS,
+    **{
+        key: f"expected a key of DeepSpeed {VERSION}, which refuses this one of an older version: "
+             f"{why}"
+        for key, why in REMOVED.items()
+    },
     "memory_efficient_linear": "zsim models and observes DeepSpeed's default, true; leave it out",
     **dict.fromkeys((
         "elastic_checkpoint", "load_from_fp32_weights", "pipeline_loading_checkpoint",
