@@ -14,6 +14,7 @@ from zsim.configs.draft import Draft
 from zsim.configs.importer import JSON_OR_YAML, Importer
 from zsim.configs.importers import transformers_modules
 from zsim.configs.importers.deepspeed_zero import (
+    DROPPED,
     UNMODELLED,
     UNSAID,
     read_requests,
@@ -106,11 +107,13 @@ def _reduction(config: ConfigKeys, draft: Draft, dtype: str | None) -> None:
         )
     types.close()
     autocast = config.table("torch_autocast")
-    autocast.only("enabled", False, unmodelled="DeepSpeed's autocast is not modelled")
+    autocast.only(
+        "enabled", False, unmodelled=f"DeepSpeed's autocast is not modelled, bf16 is; {DROPPED}"
+    )
     autocast.ignore("an option of torch_autocast", "dtype", "lower_precision_safe_modules")
     autocast.close()
     amp = config.table("amp")
-    amp.only("enabled", False, unmodelled="apex is not modelled")
+    amp.only("enabled", False, unmodelled=f"apex is not modelled; {DROPPED}")
     amp.ignore("an option of apex", "opt_level")
 
 

@@ -187,7 +187,7 @@ def _unmodelled(zero: ConfigKeys) -> None:
     for key, why in REMOVED.items():
         zero.only(
             key, OFF.get(key, False),
-            unmodelled=f"DeepSpeed {VERSION} refuses it, a key of an older version: {why}; "
+            unmodelled=f"DeepSpeed {VERSION} refuses it, a key of an older version, {why}; "
                        f"{DROPPED}",
         )
     for key, name in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):

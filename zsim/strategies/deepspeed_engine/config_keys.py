@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from zsim.strategies.deepspeed_engine.options import VERSION
 
 _UNMODELLED = f"a key of DeepSpeed {VERSION} that zsim does not model; leave it out"
-_MICS = "it ended with 0.19.7; hsdp shards over a part of the ranks likewise"
+_MICS = "ended with 0.19.7; hsdp shards over a part of the ranks likewise"
 REMOVED: Mapping[str, str] = {
     "mics_shard_size": _MICS,
     "mics_hierarchical_params_gather": _MICS,
-    "zeropp_loco_param": f"it ended within {VERSION}, and zsim does not model it",
-    "legacy_stage1": "it ended with 0.5.9",
-    "cpu_offload_params": f"{VERSION} calls it offload_param",
-    "stage3_max_live_params": f"{VERSION} calls it stage3_max_live_parameters",
+    "zeropp_loco_param": f"ended within {VERSION}; zsim does not model it",
+    "legacy_stage1": "ended with 0.5.9",
+    "cpu_offload_params": f"named offload_param in {VERSION}",
+    "stage3_max_live_params": f"named stage3_max_live_parameters in {VERSION}",
 }
 """Keys that DeepSpeed refuses and that older versions or texts have, with what became of them."""
 _LOADED = "an option of checkpoints, which changes no step; leave it out (zsim checkpoint)"
@@ -46,7 +46,7 @@ _BOTH: Mapping[str, str] = {
     "offload_param": _PARAMETERS,
     "cpu_offload_param": f"{_PARAMETERS}; DeepSpeed {VERSION} calls it offload_param",
     **{
-        key: f"expected a key of DeepSpeed {VERSION}, which refuses this one of an older version: "
+        key: f"expected a key of DeepSpeed {VERSION}, which refuses this one of an older version, "
              f"{why}"
         for key, why in REMOVED.items()
     },

@@ -183,7 +183,8 @@ def shard_problems(options: ShardOptions, mesh: Mesh, optimizer: Optimizer) -> I
         if options.trace == "breaks" and getattr(options, name) != plain:
             yield (
                 f'strategy.{name}: expected {plain} with trace = "breaks", found '
-                f"{getattr(options, name)}, of which the block that ran would matter"
+                f"{getattr(options, name)}, where it would matter which block ran; leave one of "
+                "them out"
             )
     size = options.zero_hpz_partition_size
     if size < 1 or mesh.dp_shard % size:
@@ -257,7 +258,8 @@ def shard_model_problems(
         verb = "takes" if first_of[0] in fine else "leaves out"
         yield (
             "strategy.stage3_module_granularity_threshold: expected one that takes each block or "
-            f"none, found {options.stage3_module_granularity_threshold}, which {verb} {first_of[0]}"
+            f"none, found {options.stage3_module_granularity_threshold}, which {verb} "
+            f'{first_of[0]}; leaf_module = "blocks" takes each'
         )
     if options.trace == "breaks" and (checkpointing.every > 1 or not _are_alike(model)):
         yield (
@@ -268,7 +270,8 @@ def shard_model_problems(
     if leaves and options.zero_hpz_partition_size > 1:
         yield (
             "strategy.zero_hpz_partition_size: expected 1 with leaf modules, found "
-            f"{options.zero_hpz_partition_size}; DeepSpeed makes their copies in the order of a set"
+            f"{options.zero_hpz_partition_size}: DeepSpeed makes their copies in the order of a "
+            "set; leave one of them out"
         )
     trained = {parameter.fqn for parameter in model.parameters if parameter.requires_grad}
     first = next((m for m in model.modules if trained.intersection(used_parameters(m))), None)

@@ -105,7 +105,10 @@ def drive_problems(
     """Refusals of too few buffers and of parameters on drives, one line each, the scenario's key
     first."""
     if options.trace == "breaks":
-        yield 'strategy.trace: expected "holds" with drives, found "breaks", which is not modelled'
+        yield (
+            'strategy.trace: expected "holds" with drives, found "breaks", which is not modelled; '
+            'use offload.optimizer = "cpu"'
+        )
     drives = drives_of(offload, options, model, mesh)
     if offload.buffer_count < (needed := drives.least_buffers(optimizer)):
         yield (
@@ -132,8 +135,11 @@ def drive_problems(
         )
     if len(model.trained) < len(model.parameters):
         yield "offload.parameters: expected cpu with frozen parameters, found nvme"
-    if options.zero_hpz_partition_size > 1:
-        yield "strategy.zero_hpz_partition_size: expected 1 with parameters on drives"
+    if (copies := options.zero_hpz_partition_size) > 1:
+        yield (
+            f"strategy.zero_hpz_partition_size: expected 1 with parameters on drives, found "
+            f'{copies}; use offload.parameters = "cpu"'
+        )
 
 
 def kept_in_memory(
