@@ -75,3 +75,55 @@ def test_what_cannot_be_is_refused_with_exit_code_2(
     file.write_text(f"{SMALL}{more}\n")
     assert main(["checkpoint", str(file), *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+DEEPSPEED = """
+model = { preset = "mlp-uneven" }
+batch = { micro_batch = 2 }
+cluster = { preset = "cpu-gloo", ranks = 2 }
+strategy = { name = "deepspeed2" }
+checkpoint = { format = "deepspeed" }
+"""
+
+
+def test_a_folder_of_deepspeed_has_each_ranks_file_of_the_right_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sizes as measured: 5 to 7 kB beside those of tensors. `latest` names the folder."""
+    file, step = tmp_path / "mine.toml", tmp_path / "saved" / "global_step5"
+    file.write_text(DEEPSPEED)
+    step.mkdir(parents=True)
+    (step.parent / "latest").write_text("global_step5")
+    assert main(["checkpoint", str(file), "--json"]) == 0
+    files = {each["name"]: each["bytes"] for each in json.loads(capsys.readouterr().out)["files"]}
+    for name, nbytes in files.items():
+        (step / name).write_bytes(bytes(nbytes + 7000))
+    asked = ["checkpoint", str(file), "--folder", str(step.parent)]
+    assert main(asked) == 0
+    assert f"folder  {step} has all of it: 3 files" in capsys.readouterr().out
+    last = step / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    for nbytes in (files[last.name] - 1, files[last.name] + 10**6):
+        last.write_bytes(bytes(nbytes))
+        assert main(asked) == 1
+        assert f"{last}: expected {files[last.name]:,} B of tensors, and at " in (
+            shown := capsys.readouterr().err
+        )
+        assert f"found {nbytes:,} B; a checkpoint is loaded by the model, ranks" in shown
+    last.unlink()
+    assert main(asked) == 1
+    assert (
+        "found no such file, but mp_rank_00_model_states.pt and "
+        "zero_pp_rank_0_mp_rank_00_optim_states.pt; every rank's file is needed to load, by as "
+        "many ranks as saved it" in capsys.readouterr().err
+    )
+
+
+def test_a_folder_of_files_that_no_library_names_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'{SMALL}checkpoint = {{ format = "consolidated" }}\n')
+    assert main(["checkpoint", str(file), "--folder", str(tmp_path)]) == 2
+    assert "--folder: expected a checkpoint of torch DCP or of DeepSpeed, found consolidated" in (
+        capsys.readouterr().err
+    )

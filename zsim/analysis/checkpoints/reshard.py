@@ -25,6 +25,12 @@ class CheckpointMemoryError(CheckpointError):
     exit_code = 1
 
 
+class CheckpointFolderError(CheckpointError):
+    """A folder that is no whole checkpoint of the scenario."""
+
+    exit_code = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """The elements `interval` of `parameter`, at element `source` of `file` and `destination` of

@@ -16,6 +16,10 @@ def checkpoint(command: argparse.ArgumentParser) -> None:
         "--to-ranks", type=arguments.some_ranks, default=None, metavar="M",
         help="load it on so many ranks (default: those that save it)",
     )
+    command.add_argument(
+        "--folder", type=arguments.path, default=None, metavar="DIR",
+        help="check that the checkpoint in this folder is one of the scenario, and whole",
+    )
     shared.json_option(command)
 
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from zsim.analysis.checkpoints.checkpoint import CheckpointReport, checkpoint
 from zsim.analysis.checkpoints.conversion import Conversion
 from zsim.analysis.checkpoints.files.file_reads import FileRead
+from zsim.analysis.checkpoints.files.folder import CheckpointFolder, check_folder
 from zsim.analysis.checkpoints.phase import CheckpointPhase
 from zsim.analysis.checkpoints.schedule import CheckpointSchedule, schedule_of
 from zsim.cli import terminal
@@ -28,16 +31,20 @@ LEAST_PART = 1000
 
 
 def run(options: argparse.Namespace) -> int:
-    """`zsim checkpoint`: 0; CheckpointMemoryError where it is OOM, which exits with 1."""
+    """`zsim checkpoint`: 0; CheckpointMemoryError where it is OOM, CheckpointFolderError for a
+    folder without a whole checkpoint of the scenario. Both exit with 1."""
     scenario = load_one(options.scenario)
     warned(scenario)
     with terminal.progress(f"{scenario.name}: saved and loaded"):
         made = checkpoint(scenario, to_ranks=options.to_ranks)
         schedule = schedule_of(made)
+        folder = None if options.folder is None else check_folder(
+            scenario, made.files, Path(options.folder)
+        )
     if schedule.warning:
         terminal.warn(scenario.name, [schedule.warning])
     if options.json:
-        terminal.write_json(_object(made, schedule))
+        terminal.write_json(_object(made, schedule, folder))
         return 0
     form = scenario.checkpoint.format
     head = (
@@ -47,6 +54,8 @@ def run(options: argparse.Namespace) -> int:
     rows = list(_rows(made, schedule))
     if options.to_ranks is not None:
         rows += _reads(made.reads)
+    if folder is not None:
+        rows.append(("folder", str(folder)))
     terminal.table(head, rows)
     return 0
 
@@ -137,7 +146,9 @@ def _by_file(own: Sequence[FileRead]) -> Counter[int]:
     return nbytes
 
 
-def _object(made: CheckpointReport, schedule: CheckpointSchedule) -> dict[str, Any]:
+def _object(
+    made: CheckpointReport, schedule: CheckpointSchedule, folder: CheckpointFolder | None
+) -> dict[str, Any]:
     best, lost = schedule.best, schedule.losses
     return {
         "schema_version": SCHEMA_VERSION, "scenario": made.scenario.name,
@@ -149,6 +160,7 @@ def _object(made: CheckpointReport, schedule: CheckpointSchedule) -> dict[str, A
              "tensors": len(file.tensors)}
             for file in made.files
         ],
+        "folder": folder and asdict(folder),
         "save": _phase_object(made.save), "load": _phase_object(made.load),
         "conversion": made.conversion and {
             "phases": [_phase_object(phase) for phase in made.conversion.phases],
