@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import tempfile
 
 import pytest
@@ -43,20 +44,28 @@ COVERED_ELSEWHERE = (
 Coverage of them would take a third of CI's time; what CI says is covered is covered without them.
 """
 
+_num_modules = 0
+"""Number of modules imported when objects were last left out."""
+
 
 def pytest_collection_finish() -> None:
     """Leave out of every later `gc.collect` the million objects that imports and collection made.
 
     Traces and memory meters collect often, and would take most of their time there.
     """
+    global _num_modules
     gc.collect()
     gc.freeze()
+    _num_modules = len(sys.modules)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """After each file do so with what it has imported and cached."""
-    if nextitem is None or nextitem.path != item.path:
+    """After each file, and each test that has imported something, do so with what is there then.
+
+    torch imports half of itself at the first step of an optimizer.
+    """
+    if nextitem is None or nextitem.path != item.path or len(sys.modules) > _num_modules:
         pytest_collection_finish()
 
 
