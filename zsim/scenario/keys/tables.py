@@ -128,7 +128,7 @@ KEYS: dict[str, Any] = {
     "cluster": (ClusterTable, ...),
     "strategy": (dict[str, Any], ...),
     **{
-        name: (TABLES[name], TABLES[name]())
+        name: (TABLES[name], TABLES[name].model_construct())
         for name in (
             "precision", "optimizer", "offload", "activation_checkpointing", "wrapping",
             "execution",
@@ -146,9 +146,9 @@ KEYS: dict[str, Any] = {
             description="Faults and stragglers of the steady step, each with its `kind`.",
         ),
     ),
-    "allocator": (AllocatorTable, AllocatorTable()),
-    "checkpoint": (CheckpointTable, CheckpointTable()),
-    "lint": (LintTable, LintTable()),
+    "allocator": (AllocatorTable, AllocatorTable.model_construct()),
+    "checkpoint": (CheckpointTable, CheckpointTable.model_construct()),
+    "lint": (LintTable, LintTable.model_construct()),
     "steps": (
         int,
         Field(default=3, ge=1, le=1000, description="Steps of a real run; parameters are compared "
