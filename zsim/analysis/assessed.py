@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.equal_micro_batches import FEWEST, fourth_micro_batch
@@ -27,8 +28,7 @@ WORTH = 2
 Figures = tuple[MemoryVerdict, StepTime | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
+class Floor(NamedTuple):
     """The least that a candidate needs: bytes as expected and at best, and nanoseconds of a step.
     """
 

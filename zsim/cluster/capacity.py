@@ -8,8 +8,8 @@ time or size is faster. It knows no library and no algorithm.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from zsim.cluster import nic_sharing
 from zsim.cluster.cluster import ClusterSpec
@@ -23,8 +23,7 @@ REDUCE_BETWEEN = ("ib",)
 """Networks whose switches may reduce (SHARP)."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeastTime:
+class LeastTime(NamedTuple):
     """Nanoseconds that links need at least: those of one device, and the NICs of a node."""
 
     device: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from zsim.cluster import nic_sharing
 from zsim.cluster.devices import Device, PresetFigure
@@ -18,8 +18,7 @@ from zsim.cluster.links import Links, MeasuredCurve, Nccl, Overheads, SlowRail
 from zsim.cluster.measured_times import MeasuredTimes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
+class Path(NamedTuple):
     """A ring over some ranks: mean latency of its hops, rounded up, bytes/s of its narrowest hop,
     and the ranks of its fullest node.
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import mul
+from typing import NamedTuple
 
 from zsim.engine.events.rank_schedule import awaited_by_host
 from zsim.engine.timeline import CostModel, Timeline, Times
@@ -39,8 +40,7 @@ _Starting = dict[bool, set[tuple[str, int, int]]]
 """Collectives, by kind, bytes and start, that a rank starts (True) or awaits (False)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recurrence:
+class Recurrence(NamedTuple):
     """Ops from `start` on that recur after each `period` ops; `left_out` periods are not simulated,
     behind `head` that are.
 
@@ -167,8 +167,7 @@ class IssuingHost:
         return self.twins[self.common - 1] + 1 if self.common else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Layers:
+class Layers(NamedTuple):
     """A step without most of its equal layers, `shorter`, and what leads back to the whole one."""
 
     shorter: Program

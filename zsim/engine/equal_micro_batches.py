@@ -12,8 +12,9 @@ find the same nanoseconds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
+from typing import NamedTuple
 
 from zsim.engine.equal_layers import Losses
 from zsim.engine.simulate_step import (
@@ -32,8 +33,7 @@ FEWEST = 5
 leaves behind may still show in the second."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repeated:
+class Repeated(NamedTuple):
     """A simulated step of five micro-batches, of which the fourth is done `times` more."""
 
     timeline: Timeline

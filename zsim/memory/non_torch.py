@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.collectives.nccl.buffers import SHARED_NETWORK, Ring, layout
@@ -48,8 +49,7 @@ class NonTorchMemory:
     confirmed: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
+class Capacity(NamedTuple):
     """Bytes of device memory: what is expected, and the least and most that have been seen or are
     possible."""
 

@@ -5,8 +5,7 @@ Each difference is a name here, and the code of the strategy reads it; nothing e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from zsim.models.training_options import Library
 
@@ -15,8 +14,7 @@ SUPPORTED: tuple[TorchVersion, ...] = get_args(TorchVersion)
 NEWEST = SUPPORTED[-1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(NamedTuple):
     """Something that `versions` of torch do otherwise than NEWEST in strategies of a `library`."""
 
     versions: tuple[TorchVersion, ...]

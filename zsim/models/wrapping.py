@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from zsim.errors import listed, shown
 from zsim.models.operators import Operator
@@ -107,8 +107,7 @@ def wrapped(model: ModelSpec, policy: Wrapping, *, in_parts: bool = True) -> Mod
     return replace(model, modules=tuple(runs), units=units)
 
 
-@dataclass(frozen=True, slots=True)
-class _Owned:
+class _Owned(NamedTuple):
     """The parameters that a unit owns, and the modules that it wraps if they are several."""
 
     unit: str

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from zsim.autograd.lowered import LoweredModule
 from zsim.ir.mesh import Mesh
@@ -205,8 +205,7 @@ def backward(
     step.end_backward(groups.values(), sync=sync)
 
 
-@dataclass(frozen=True, slots=True)
-class RankIndependentPasses:
+class RankIndependentPasses(NamedTuple):
     """The ops that all ranks issue alike: shards are padded to equal sizes, and only the optimizer
     steps a rank's own elements."""
 

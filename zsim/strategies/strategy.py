@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from zsim.autograd.lowered import UnitHooks
 from zsim.ir.mesh import Mesh
@@ -13,8 +13,7 @@ from zsim.models.spec import ModelSpec, ParamGroup
 from zsim.models.training_options import Library, Precision
 
 
-@dataclass(frozen=True, slots=True)
-class Formula:
+class Formula(NamedTuple):
     """The formula of the literature that counts a strategy's states, and the optimizer's copy."""
 
     stage: Literal["ddp", "zero1", "zero2", "zero3"]
@@ -26,8 +25,7 @@ class Formula:
         return 0 if self.stage == "ddp" else int(self.stage[-1])
 
 
-@dataclass(frozen=True, slots=True)
-class OptionValue:
+class OptionValue(NamedTuple):
     """A `value` of an option that saves memory or time, and its `effect` for reports."""
 
     option: str
@@ -84,8 +82,7 @@ def _nothing_pinned(*arguments: object) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class DriveFiles:
+class DriveFiles(NamedTuple):
     """Files of a tensor that the optimizer steps: its part of their names, and the bytes of its
     parameters' own ones, if any."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from zsim.autograd.aten.call import Call
 from zsim.autograd.checkpoint_regions import OperatorCalls
@@ -86,8 +86,7 @@ def lower_each(
     return tuple(reversed(lowered))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ran:
+class _Ran(NamedTuple):
     """A part after forward: its memory events, and those of the sum of losses. Its input
     `needs_gradient`; it `differentiates` if an output does."""
 

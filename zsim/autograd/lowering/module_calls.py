@@ -7,8 +7,9 @@ here, so that one tape can follow them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby, takewhile
+from typing import NamedTuple
 
 from zsim.autograd.aten.call import Call
 from zsim.autograd.aten.operator_calls import calls
@@ -24,8 +25,7 @@ Maker = Callable[[Operator, dict[str, str]], tuple[Call, ...]]
 """Makes an operator's calls, given the dtypes of the model's values, which it may read and note."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModulePart:
+class ModulePart(NamedTuple):
     """A module, or a part of one, with the calls of its operators and the names of values.
 
     - `entry`: the output of the part before it.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import hypot
+from typing import NamedTuple
 
 OVERLAP = 0.2
 """Share of hidden communication by which a step may take longer. Kernels lose a tenth to a third of
@@ -17,8 +18,7 @@ LARGEST_WIDTH = 0.9
 """Largest half-width, as a share of the time: a prediction is never zero. Assumed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepShare:
+class StepShare(NamedTuple):
     """A share of the step, and the half-width of its time as a share of that time."""
 
     share: float

@@ -8,16 +8,15 @@ Transformer Engine and torchao, as their public code and documentation have them
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from zsim.cluster.devices import Device
 from zsim.engine.execution import Execution
 from zsim.ir.ops import LINEARS, Kernel
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class Recipe(NamedTuple):
     """Bytes for each element, and kernels, of the casts of one factor for both of its products.
 
     An input or a gradient, `activation_…`, comes from a kernel that torch.compile extends by what

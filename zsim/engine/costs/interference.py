@@ -9,7 +9,8 @@ others on its links, takes little bandwidth.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from zsim.cluster.devices import Device
 from zsim.engine.costs import kernel_time
@@ -37,8 +38,7 @@ CHANNEL_NBYTES = 512 * 64
 """Bytes for which NCCL opens one more channel: 512 threads of 64 bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceShare:
+class DeviceShare(NamedTuple):
     """The shares of a device that a collective takes: of its multiprocessors, and of its memory
     bandwidth."""
 
@@ -46,8 +46,7 @@ class DeviceShare:
     bandwidth: float
 
 
-@dataclass(frozen=True, slots=True)
-class KernelLoss:
+class KernelLoss(NamedTuple):
     """The share of their time beside a collective that kernels lose: while it is `moving` as fast
     as alone, and while it is `waiting`.
 

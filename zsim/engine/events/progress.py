@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from zsim.engine.contention.max_min_fairness import Usage
 from zsim.engine.events.rank_schedule import Arrival, Frontier, RankSchedule
 from zsim.engine.timeline import Delays
 
 
-@dataclass(frozen=True, slots=True)
-class Durations:
+class Durations(NamedTuple):
     """The durations of a schedule's events, in ns, by event."""
 
     durations: list[int]

@@ -13,9 +13,8 @@ import signal
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, BinaryIO, Generic, NoReturn, TypeVar
+from typing import Any, BinaryIO, Generic, NamedTuple, NoReturn, TypeVar
 
 from zsim.errors import ZsimError
 
@@ -27,8 +26,7 @@ SIGNAL_S = 1.0
 and one that comes just before such a call does not interrupt it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Worker:
+class _Worker(NamedTuple):
     pid: int
     questions: BinaryIO
     answers: BinaryIO

@@ -5,7 +5,7 @@ of ranks differ. The engine's deadlocks and `zsim explain` of real hangs share t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from zsim.ir.ledger import label
 from zsim.ir.ops import COLLECTIVES, Op
@@ -15,8 +15,7 @@ MOST_TOLD = 8
 """The most ranks that a message tells of."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class Wait(NamedTuple):
     """A rank inside a collective, and the ranks that have not entered it."""
 
     rank: int

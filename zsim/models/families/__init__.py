@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from zsim.errors import ScenarioError
 from zsim.loaded import Loaded
@@ -33,8 +33,7 @@ LISTED_LENGTH = 2048
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
+class Preset(NamedTuple):
     """A model by name: its family, its sizes, and where the sizes come from."""
 
     name: str

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 from zsim.ir.sharding import FlatLayout
 from zsim.models.spec import ModelSpec, Parameter, ParamGroup
@@ -13,8 +13,7 @@ from zsim.models.training_options import DTYPE_NBYTES
 Granularity = Literal["unit", "parameter"] | int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grouping:
+class Grouping(NamedTuple):
     """Rules for the parameters that share a flat buffer, and for those of ZeRO-3 that stay whole.
 
     Parameters of at most `persistence_threshold` elements stay whole, and so do all of a unit of at
@@ -61,8 +60,7 @@ def _buckets(units: Iterable[ParamGroup], *, cap: int, element_nbytes: int) -> I
         yield ParamGroup(fqn=bucket[0].fqn, parameters=tuple(bucket))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlatGroup:
+class FlatGroup(NamedTuple):
     """A param group as one flat buffer, cut into shards; one that is not `trained` has no gradients
     and is not stepped.
 

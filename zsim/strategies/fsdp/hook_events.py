@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zsim.autograd.lowered import LoweredModule
 from zsim.autograd.traced.model import LOSS_MODULE
@@ -63,8 +64,7 @@ ForwardHookEvent = PreForward | ModuleRun | PostForward
 BackwardHookEvent = PreBackward | ModuleRun | PostBackward
 
 
-@dataclass(frozen=True, slots=True)
-class HookEvents:
+class HookEvents(NamedTuple):
     """The events of a training's forwards and backwards, in issue order."""
 
     training: Training

@@ -3,8 +3,7 @@ a derived mesh."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from zsim.ir.buffers import Buffer, form_of
 from zsim.ir.mesh import Mesh
@@ -18,8 +17,7 @@ from zsim.strategies.building.training import Training
 from zsim.strategies.fully_shard.param_group import FSDPParamGroup
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DerivedMesh:
+class DerivedMesh(NamedTuple):
     """Host memory of torch's DeviceMesh that is derived from another: 2-D, or for an int reshard.
 
     A map of int32 ranks lives on. To find its own coordinate a rank compares the map with itself (a

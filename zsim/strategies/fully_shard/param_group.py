@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from zsim.ir.buffers import Buffer, Form, form_of, unsharded_gradient_of
 from zsim.ir.sharding import Dim0Layout, shard_size
@@ -121,8 +121,7 @@ def _layouts(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class ReshardPlan:
+class ReshardPlan(NamedTuple):
     """`reshard_after_forward` as fully_shard reads it: of blocks, of the root, and the ranks that
     share what is kept (0: all ranks)."""
 

@@ -7,8 +7,8 @@ knows no GPU by name: channels, and whether a receiver reads from its sender, ar
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from zsim.cluster.cluster import ClusterSpec
 
@@ -31,8 +31,7 @@ def _shared(nbytes: int) -> int:
     return -(-nbytes // GRANULARITY) * GRANULARITY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
+class Wire(NamedTuple):
     """Bytes of device memory of one channel's connection, at the rank that receives and at the one
     that sends."""
 
@@ -48,8 +47,7 @@ READS = Wire(receive=_shared(HEADER + LL + LL128), send=_shared(HEADER + SIMPLE)
 """A100s on NVLink: the receiver reads the Simple buffer, which the sender has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ring:
+class Ring(NamedTuple):
     """The layout of a communicator at one rank: its `channels` and the `nodes` that the group
     spans. The rank has a `position` among the group's `members` on its node."""
 
