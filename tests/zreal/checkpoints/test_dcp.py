@@ -27,7 +27,7 @@ TABLES: dict[str, dict[str, Any]] = {
     for strategy in ("fsdp2", "ddp")
 }
 """A model of few rows, mostly a prime number of them, and fewer than ranks in its head."""
-SAVED = [("ddp", 3), *(("fsdp2", old) for old in (1, 3, 4))]
+SAVED = [("ddp", 3), *(("fsdp2", old) for old in range(1, RANKS + 1))]
 PAIRS = [(*saved, new) for saved in SAVED for new in range(1, RANKS + 1)]
 
 
