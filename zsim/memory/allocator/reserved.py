@@ -20,7 +20,7 @@ from zsim.errors import ProgramError
 from zsim.ir.ledger import begins_with, during, label
 from zsim.ir.ops import Alloc, DriverCalls, Op
 from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram, begin_alike
-from zsim.memory.allocator.caching_allocator import CachingAllocator, DeviceFullError
+from zsim.memory.allocator.caching_allocator import CachingAllocator, DeviceFullError, Peak
 from zsim.memory.allocator.heap import Heap
 from zsim.memory.equal_micro_batches import STEPS, micro_batches, repeat
 
@@ -133,10 +133,7 @@ def replay_each(
         walk.end(program.first[same:])
         first = walk.record()
         replay_phase(walk.heap, program.second, SECOND)
-        steady = replay_phase(
-            walk.heap, program.steady, "steady", begins=micro_batches(program, "steady")
-        )
-        steady = _settled(steady, walk.heap, program)
+        steady = _settled(walk.heap, program)
         records.append({"construction": construction, "first": first, "steady": steady})
         walk.heap.allocator.forget()
     heap.allocator.forget()
@@ -151,65 +148,93 @@ def _records(
         replay_phase(heap, program.before(phase), SECOND)
         if empty_cache == phase:
             heap.allocator.release()
-        records[phase] = replay_phase(
+        records[phase] = _settled(heap, program) if phase == "steady" else replay_phase(
             heap, program.phase(phase), phase, begins=micro_batches(program, phase)
         )
-    records["steady"] = _settled(records["steady"], heap, program)
     return records
 
 
-def _settled(
-    steady: AllocatorRecord, heap: Heap, program: RankProgram
-) -> AllocatorRecord:
-    """The record of a later steady step than `steady`, which calls the driver no more.
+def _settled(heap: Heap, program: RankProgram) -> AllocatorRecord:
+    """The record of a steady step that calls the driver no more, or of the last that is tried.
 
     A step finds free blocks that the one before has left, in other places than that one found them.
     So hsdp and fsdp1 reserve up to 15 % more in their third step than in the second.
     """
+    walk = _Walk.of(heap, "steady", micro_batches(program, "steady"))
+    walk.follow(program.steady)
+    steady = walk.record()
     for _ in range(SETTLED):
         if not steady.driver_calls:
             break
-        steady = replay_phase(
-            heap, program.steady, "steady", begins=micro_batches(program, "steady")
-        )
+        walk = _Walk.of(heap, "steady", walk.begins, earlier=walk)
+        walk.follow(program.steady)
+        steady = walk.record()
     return steady
 
 
 @dataclass(slots=True)
 class _Walk:
-    """A phase so far, whose micro-batches begin at `begins`, with the state of the heap there."""
+    """A phase so far, whose micro-batches begin at `begins`, with the state of the heap there.
+    `earlier`: the step before, of the same ops."""
 
     heap: Heap
     phase: str
     begins: Sequence[int]
+    earlier: _Walk | None
     start: int
     releases: int
     calls: dict[int, DriverCalls] = field(default_factory=dict)
     states: list[int] = field(default_factory=list)
+    peaks: list[tuple[Peak, int]] = field(default_factory=list)
+    """Peaks by micro-batch, each with the bytes of cuBLAS's workspaces there."""
 
     @classmethod
-    def of(cls, heap: Heap, phase: str, begins: Sequence[int]) -> _Walk:
+    def of(
+        cls, heap: Heap, phase: str, begins: Sequence[int], *, earlier: _Walk | None = None
+    ) -> _Walk:
         """The beginning of a phase."""
         heap.begin_peak()
-        return cls(heap, phase, begins, heap.allocator.reserved, heap.allocator.num_releases)
+        allocator = heap.allocator
+        return cls(heap, phase, begins, earlier, allocator.reserved, allocator.num_releases)
 
     def copy(self) -> _Walk:
         """The phase so far, to be ended in another way."""
         return replace(
-            self, heap=self.heap.copy(), calls=dict(self.calls), states=list(self.states)
+            self, heap=self.heap.copy(), calls=dict(self.calls), states=list(self.states),
+            peaks=list(self.peaks),
         )
 
     def follow(self, ops: tuple[Op, ...]) -> None:
         """All micro-batches. One that finds the state of the one before, and begins with the same
-        allocations and frees, ends these in that state. So they are passed over."""
+        allocations and frees, ends these in that state. So they are passed over. And so is all that
+        is left, once a micro-batch finds the state that it found in the earlier step."""
         before: tuple[Op, ...] = ()
-        states = self.states
+        states, heap = self.states, self.heap
         for begin, end in pairwise((0, *self.begins[1:], len(ops))):
             micro_batch, known = ops[begin:end], len(self.calls)
-            states.append(self.heap.state if self.begins else 0)
+            states.append(heap.state if len(self.begins) > 1 else 0)
+            if self._goes_on_as_earlier():
+                return
             is_as_before = states[-1:] == states[-2:-1] and begins_with(micro_batch, before)
+            if not is_as_before:  # or else the peak of the one before is its peak as well
+                heap.begin_peak()
             self.end(micro_batch[is_as_before * len(before) :])
+            self.peaks.append((heap.allocator.peak, heap.peak_workspaces_bytes))
             before = micro_batch if len(self.calls) == known else ()
+
+    def _goes_on_as_earlier(self) -> bool:
+        """True where a micro-batch begins from which on all is known: the earlier step was in this
+        state there and called the driver no more. Its peaks are taken over."""
+        earlier, number = self.earlier, len(self.states) - 1
+        if (
+            not number or earlier is None or self.calls
+            or self.states[number] != earlier.states[number]
+            or max(earlier.calls) >= self.begins[number]
+        ):
+            return False
+        self.states += earlier.states[number + 1 :]
+        self.peaks += earlier.peaks[number:]
+        return True
 
     def end(self, ops: tuple[Op, ...]) -> None:
         """More ops of the last micro-batch."""
@@ -234,14 +259,17 @@ class _Walk:
 
     def record(self) -> AllocatorRecord:
         """The record of the phase, which is over."""
-        heap, allocator, peak = self.heap, self.heap.allocator, self.heap.allocator.peak
+        heap, allocator = self.heap, self.heap.allocator
+        peaks = [*self.peaks, (allocator.peak, heap.peak_workspaces_bytes)]
+        peak, workspaces = max(peaks, key=lambda each: each[0].active)
         if self.begins:
             heap.repeats = heap.repeats and self._repeats()
         return AllocatorRecord(
-            start_reserved_bytes=self.start, peak_reserved_bytes=peak.most_reserved,
+            start_reserved_bytes=self.start,
+            peak_reserved_bytes=max(each.most_reserved for each, _ in peaks),
             end_reserved_bytes=allocator.reserved, peak_active_bytes=peak.active,
             fragmentation_bytes=peak.reserved - peak.active,
-            rounding_bytes=peak.active - peak.allocated, workspace_bytes=heap.peak_workspaces_bytes,
+            rounding_bytes=peak.active - peak.allocated, workspace_bytes=workspaces,
             num_segments=allocator.num_segments,
             num_releases=allocator.num_releases - self.releases,
             reserved_by_pool={

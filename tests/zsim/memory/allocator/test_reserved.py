@@ -198,18 +198,32 @@ def test_an_emptied_cache_does_not_carry_what_construction_needed_into_the_steps
     assert [late[phase].end_reserved_bytes for phase in ("first", "steady")] == [40 * MIB, 30 * MIB]
 
 
-@pytest.mark.parametrize("strategy", [{"name": "hsdp", "dp_shard": 8}, {"name": "fsdp1"}])
-def test_no_later_step_reserves_more_than_is_told(strategy: dict[str, object]) -> None:
+HSDP, FSDP1 = {"name": "hsdp", "dp_shard": 8}, {"name": "fsdp1"}
+
+
+@pytest.mark.parametrize(("strategy", "micro_batches", "grows"), [
+    (HSDP, 1, True), (FSDP1, 1, True), (HSDP, 3, False), (FSDP1, 3, False),
+])
+def test_no_later_step_reserves_more_than_is_told(
+    strategy: dict[str, object], micro_batches: int, grows: bool
+) -> None:
+    """The first of several micro-batches reserves what the step lacks. The next step is followed
+    until one finds what it found before."""
     scenario = zsim.Scenario(
-        model={"preset": "llama-3-8b"}, batch={"micro_batch": 1, "sequence_length": 4096},
+        model={"preset": "llama-3-8b"},
+        batch={"micro_batch": 1, "sequence_length": 4096, "accumulation": micro_batches},
         cluster={"preset": "dgx-h100", "nodes": 2}, strategy=strategy,
         precision={"parameters": "bf16", "reduce": "fp32"},
     )
     rank, heap = plan(scenario, device="cuda").of_rank(0), Heap(CachingAllocator())
     for ops in (rank.construction, rank.first, rank.second):
         replay_phase(heap, ops, "first")
-    steps = [replay_phase(heap, rank.steady, "steady").peak_reserved_bytes for _ in range(6)]
-    assert steps[0] < steps[-1] == replay(rank)["steady"].peak_reserved_bytes
+    steps, told = (
+        [replay_phase(heap, rank.steady, "steady") for _ in range(6)], replay(rank)["steady"]
+    )
+    assert (steps[0].peak_reserved_bytes < steps[-1].peak_reserved_bytes) is grows
+    assert steps[0].driver_calls
+    assert (told, told.driver_calls) == (steps[-1], {})
 
 
 def test_on_a_full_device_the_cache_is_released_and_counted_and_then_the_op_is_refused():
