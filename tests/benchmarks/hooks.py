@@ -1,13 +1,14 @@
 """Host time of FSDP's hooks: `python -m tests.benchmarks.hooks` measures it per unit, in forward
 and in backward, on this machine.
 
-Blocks of two tiny linear layers run with and without units, on the fake process group, where a
-collective is a call and nothing more. The difference between 48 and 16 blocks leaves out what the
-root does. The lowest of many steps counts, as a shared machine only ever adds.
+Blocks of nine tiny linear layers run with and without units; a block of Llama has as many
+parameters. On the fake process group a collective is a call and nothing more. The difference
+between 48 and 16 blocks leaves out what the root does. The lowest of many steps counts, as a shared
+machine only ever adds.
 
 The figure has in it what the simulator counts by itself: the copies' kernels and the calls of the
-collectives. `issue_hook` of the cluster presets is what is left, rounded. It was measured on one
-processor, so it is "assumed" for those of servers.
+collectives. What CUDA's streams and events take besides it has not: `issue_hook` of the cluster
+presets is that of whole steps on GPUs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 
 from zreal import torch_private
 
-FEW, MANY, STEPS, WIDTH = 16, 48, 60, 8
+FEW, MANY, STEPS, WIDTH, LAYERS = 16, 48, 60, 8, 9
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 Make = Callable[[list[nn.Module]], nn.Module]
 
@@ -59,7 +60,7 @@ CASES: dict[str, Make] = {
 
 def _blocks(number: int) -> list[nn.Module]:
     return [
-        nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False))
+        nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
         for _ in range(number)
     ]
 

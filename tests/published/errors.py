@@ -29,10 +29,11 @@ STEPS = {
     "ultrascale_playbook_sweep.csv": "nanotron: Llama 1B, 8 to 256 H100, shared network",
 }
 SIZES: dict[Size, str] = {"large": "from 64 MiB", "middle": "1 to 64 MiB", "small": "below 1 MiB"}
-RECORDED = {"mpt_llm_foundry.csv": "generation", SLOW: "its own host"}
+RECORDED = {"mpt_llm_foundry.csv": "generation"}
 """Part of the record of `steps_left_out` from which the table's entry is."""
 LEFT_OUT_BY: tuple[LeftOut, ...] = ("source", "generation")
 FITTED_IN_PART = {
+    SLOW: "never fitted, but its host seen",
     "fms_fsdp.csv": "never fitted, but its norms seen",
     "torchtitan.csv": "never fitted, but its power seen",
     "ultrascale_playbook_sweep.csv": "its network is fitted, with these in view",

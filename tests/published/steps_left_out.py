@@ -4,15 +4,12 @@ them in minutes (`left_out.json`), and `errors` reads the record.
 llm-foundry is left out by model size, and by generation of GPUs. Of a generation that is left out
 published kernels are known, and products that are held at its limit of power. What training makes
 of them is that of the other generation: shares of such products, of FlashAttention 2 and of the
-memory. vTrain is left out as a source: its
-pauses and its host were fitted to its rows, and are those of the preset instead.
+memory.
 """
 
 from __future__ import annotations
 
-import csv
 import json
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,16 +22,12 @@ from zsim.calibration.data.model_identity import model_of
 from zsim.calibration.fitting import fit_steps, planned_steps
 from zsim.calibration.fitting.planned_steps import Case
 from zsim.calibration.records import Step
-from zsim.calibration.row_predictions import Predicted, predictions
 from zsim.cluster.devices import Device, load_device
 from zsim.engine.bands.error_bands import step_shares
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 
 FITTED = "mpt_llm_foundry.csv"
-PAUSED = "vtrain_megatron_ds_a100.csv"
-PAUSES = ("execution.issue_kernel", "execution.micro_batch_overhead")
-"""Columns that were fitted to the rows of `PAUSED`."""
 HELD: Mapping[str, float] = {"A100": 257 / 312, "H100": 0.7077}
 """Share of the peak that large products of random numbers hold once power limits their clocks.
 
@@ -95,22 +88,6 @@ def by_generation() -> Iterator[Unseen]:
                 yield _unseen(case, error, on(case.scenario.cluster.device))
 
 
-def without_pauses() -> Iterator[Unseen]:
-    """Each row of vTrain's by the preset's host, without pauses."""
-    with (TABLES / PAUSED).open(encoding="utf-8", newline="") as file:
-        rows = [{**row, **dict.fromkeys(PAUSES, "")} for row in csv.DictReader(file)]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / PAUSED
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=[*rows[0]])
-            writer.writeheader()
-            writer.writerows(rows)
-        answers = [answer for row in table.read(path) for answer in predictions(row)]
-    for answer in answers:
-        if isinstance(answer, Predicted):
-            yield Unseen(line=answer.line, error=answer.error, band=answer.band)
-
-
 def _unseen(case: Case, error: float, device: Device) -> Unseen:
     scenario = case.scenario
     costs = Costs(
@@ -155,14 +132,12 @@ def _held_attention(device: Device) -> float:
     return device.attention["flash2"].rate * _held(device) / device.matmul_efficiency
 
 
-LEFT_OUT = {
-    "generation": by_generation, "model size": by_model_size, "its own host": without_pauses
-}
+LEFT_OUT = {"generation": by_generation, "model size": by_model_size}
 
 
 def fingerprint() -> str:
     """Digest of the rows and of the constants of both generations that a record was made with."""
-    known = [(TABLES / file).read_text(encoding="utf-8") for file in (FITTED, PAUSED)]
+    known = [(TABLES / FITTED).read_text(encoding="utf-8")]
     known += [repr(load_device(name)) for name in ("a100-40", "a100-80", "h100-80")]
     return sha256("\n".join(known).encode()).hexdigest()
 

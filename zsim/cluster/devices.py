@@ -300,6 +300,7 @@ _PARSERS: Mapping[str, Callable[[str], int | float]] = {
     "kernel": parse_time,
     "collective": parse_time,
     "issue_kernel": parse_time,
+    "issue_operator": parse_time,
     "issue_collective": parse_time,
     "issue_hook": parse_time,
     "step_dtensor": parse_time,

@@ -44,6 +44,9 @@ class Overheads:
     """Nanoseconds to start a collective. Nanoseconds of the host to issue a kernel or a collective,
     and to run a hook of FSDP. Those to dispatch a DTensor that the optimizer steps on a CPU.
 
+    An operator of an eager model takes `issue_operator`: its module's Python, autograd, and the
+    calls that it is made of. It is 0 where it takes as long as a kernel.
+
     Where ranks compute on the cores that collectives need too, a collective waits up to `wake` for
     the operating system to run its threads (`zsim.engine.costs.op_costs.TICK_NS`).
     """
@@ -52,6 +55,7 @@ class Overheads:
     issue_kernel: int
     issue_collective: int
     issue_hook: int
+    issue_operator: int = 0
     step_dtensor: int = 0
     wake: int = 0
 

@@ -76,8 +76,9 @@ class Execution:
     """The host's time to issue a kernel; None for that of the cluster's preset."""
     host_threads: int | None = None
     """Threads of a rank's optimizer on the host; None for its part of the node's cores."""
-    hooks: bool = False
-    """Hooks of modules issue all-gathers and reduce-scatters. The strategy decides it."""
+    hooks: float = 0.0
+    """Host's time of the hooks of modules that issue all-gathers and reduce-scatters, over that of
+    FSDP's; 0 for none. The strategy decides it."""
     dtensors: bool = False
     """The optimizer steps DTensors. The strategy decides it."""
     drive_queue_nbytes: int = 0

@@ -250,7 +250,7 @@ class Scenario:
             self.execution, hooks=strategy.hooks, dtensors=strategy.dtensors and on_cpu,
             drive_queue_nbytes=self.offload.drive_queue_nbytes,
             synchronous=on_cpu
-            and (strategy.hooks or (strategy.is_own and not cluster.has_idle_cores)),
+            and (strategy.hooks > 0 or (strategy.is_own and not cluster.has_idle_cores)),
         )
 
     @property

@@ -299,7 +299,7 @@ def _passes(
 FREED = OptionValue("sharding", "full", "blocks freed after forward")
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_replicate", "dp_shard"),
-    formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
+    formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=1.0,
     library="fsdp1", configs=("accelerate",), steps_two_bytes=False,
     elsewhere=torch_arguments.OF_FSDP1,
     num_distinct_ranks=num_distinct_ranks, nests="units",

@@ -276,7 +276,7 @@ def offloads(options: Options) -> bool:
 FREED = OptionValue("reshard_after_forward", True)
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=("dp_shard",),
-    formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=True,
+    formula=Formula("zero3", keeps="float32 shards"), casts_input=True, hooks=1.0,
     elsewhere=torch_arguments.OF_FULLY_SHARD,
     library="fully_shard", configs=("accelerate", "fully_shard", "torchtitan"),
     dtensors=True, saves="parameters",

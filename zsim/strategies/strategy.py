@@ -153,9 +153,9 @@ class Strategy:
 
     # -- work
 
-    hooks: bool = False
-    """Python hooks of modules issue the collectives, as FSDP's do. They take the host time, and on
-    a CPU they wait for each collective."""
+    hooks: float = 0.0
+    """Host's time of the Python hooks of modules that issue collectives, over that of FSDP's hooks
+    (`Overheads.issue_hook`); 0 for none. On a CPU they wait for each collective."""
     dtensors: bool = False
     """The optimizer steps DTensors, each of which takes the host a dispatch of its own."""
     num_distinct_ranks: Callable[[ModelSpec, Mesh], int] = _all_alike

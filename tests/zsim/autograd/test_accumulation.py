@@ -100,4 +100,4 @@ def test_products_that_accumulate_leave_nothing_to_issue_or_to_run() -> None:
         if any(k.operator == ACCUMULATE for k in op.kernels)
     )
     others = sum(k.operator != ACCUMULATE for k in op.kernels)
-    assert costs.issue_ns(op) == others * fused.cluster.overheads.issue_kernel
+    assert costs.issue_ns(op) == others * fused.cluster.overheads.issue_operator

@@ -35,7 +35,7 @@ from zsim.scenario.plan import plan
 
 TEXT = """
 model = { preset = "gpt-small", attention = "sdpa" }
-batch = { micro_batch = 128, sequence_length = 1024 }
+batch = { micro_batch = 512, sequence_length = 1024 }
 cluster = { preset = "CLUSTER", nodes = NODES, ranks = RANKS }
 strategy = { name = "fsdp2", dp_shard = RANKS }
 precision = { parameters = "bf16", reduce = "fp32" }
@@ -230,7 +230,7 @@ def test_the_ends_are_those_of_a_step_whose_collectives_are_as_long_as_their_ban
 ) -> None:
     text = f"""
 model = {{ preset = "mpt-1b" }}
-batch = {{ micro_batch = 1, sequence_length = 2048 }}
+batch = {{ micro_batch = 4, sequence_length = 2048 }}
 cluster = {{ preset = "{cluster}", nodes = {nodes} }}
 strategy = {{ {strategy} }}
 precision = {{ parameters = "bf16" }}

@@ -25,7 +25,7 @@ SIZES = {
 MORE_WORK: dict[str, Callable[[int], dict[str, Any]]] = {
     "layers": lambda n: {"model": {"sizes": {**SIZES, "num_layers": 2 * n}}},
     "vocabulary": lambda n: {"model": {"sizes": {**SIZES, "vocabulary": 16_384 * n}}},
-    "micro-batch": lambda n: {"batch": {"micro_batch": n}},
+    "micro-batch": lambda n: {"batch": {"micro_batch": 4 * n}},
     "tokens": lambda n: {"batch": {"sequence_length": 1024 * n}},
     # on one node shards, and with them the optimizer's work, are twice those on two
     "nodes": lambda n: {"cluster": {"nodes": 2**n}},
@@ -54,7 +54,7 @@ def _device(cluster: ClusterSpec, **changes: int) -> ClusterSpec:
 def _asked(strategy: str, more: dict[str, Any]) -> zsim.Scenario:
     tables: dict[str, dict[str, Any]] = {
         "model": {"family": "llama", "sizes": SIZES},
-        "batch": {"micro_batch": 1, "sequence_length": 2048},
+        "batch": {"micro_batch": 4, "sequence_length": 2048},
         "cluster": {"preset": "dgx-h100", "nodes": 2},
         "precision": {"parameters": "bf16", "reduce": "fp32"},
     }

@@ -26,6 +26,7 @@ from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan, training
 from zsim.scenario.scenario import Scenario
+from zsim.strategies.deepspeed_engine.options import HOOKS
 from zsim.strategies.deepspeed_engine.partition import FlatPartition, buckets
 from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
 from zsim.strategies.deepspeed_engine.shards.quantized import num_scales
@@ -299,8 +300,9 @@ def test_a_step_gathers_as_often_as_it_has_modules_with_parameters(layers: int) 
 
 
 def test_gathers_of_small_modules_take_their_latency_each() -> None:
-    """2(9L + 3) gathers, one behind the other: time grows by 18 of them a layer, and is no less
-    than all their latencies. Gathers of blocks, 2(L + 1), would take a ninth."""
+    """2(9L + 3) gathers, one behind the other. Time grows by 18 of them and of the engine's hooks a
+    layer, and is no less than all their latencies. Gathers of blocks, 2(L + 1), would take a ninth.
+    """
     times, latency = {}, 0
     for layers in (2, 10):
         sizes = {"num_layers": layers, "hidden_size": 64, "num_heads": 2, "vocabulary": 64,
@@ -316,7 +318,8 @@ def test_gathers_of_small_modules_take_their_latency_each() -> None:
         assert len(spans) == 2 * (9 * layers + 3)
         latency = min(spans)
         assert times[layers] >= len(spans) * latency
-    assert latency <= (times[10] - times[2]) / (8 * 18) <= 4 * latency
+    hook = case.cluster.overheads.issue_hook * HOOKS
+    assert latency <= (times[10] - times[2]) / (8 * 18) <= 4 * latency + hook
 
 
 @pytest.mark.parametrize("model", [GPT, UNTIED, MLP, *HUB])

@@ -85,8 +85,8 @@ def _is_host_bound(case: Case) -> bool:
     cluster, execution = case.scenario.cluster, case.scenario.executed
     own = cluster.overheads
     twice = replace(
-        own, issue_kernel=2 * own.issue_kernel, issue_collective=2 * own.issue_collective,
-        issue_hook=2 * own.issue_hook,
+        own, issue_kernel=2 * own.issue_kernel, issue_operator=2 * own.issue_operator,
+        issue_collective=2 * own.issue_collective, issue_hook=2 * own.issue_hook,
     )
     usual, slow = (
         simulate_step(

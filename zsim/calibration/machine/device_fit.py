@@ -44,6 +44,8 @@ RATES = (
     "device.elementwise_efficiency", f"device.attention.{ATTENTION}.rate",
     f"device.attention.{ATTENTION}.backward",
 )
+PACED = ("issue_operator", "issue_hook")
+"""Overheads that go by the pace of the host, as `issue_kernel` has it."""
 START = "device.kernel"
 
 
@@ -210,8 +212,11 @@ def _of_the_host(
     request: DeviceRequest, measured: DeviceMeasurements, classes: Mapping[str, Sequence[int]],
     base: ClusterSpec,
 ) -> list[FittedConstant]:
-    """The link to the host's memory, and the host's times to issue a kernel and a collective."""
-    constants = []
+    """The link to the host's memory, and the host's times to issue a kernel and a collective.
+
+    Operators and hooks, which only whole steps show, go by the pace of its kernels.
+    """
+    constants = list[FittedConstant]()
     if HOST_LINK in classes:
         rates = [
             1e9 * request.kernels[index].nbytes / median(measured.kernels[index].device)
@@ -228,9 +233,14 @@ def _of_the_host(
             if nbytes <= SMALL
         ],
     }
-    return constants + [
+    constants += [
         _of_values(f"overheads.{name}", times, getattr(base.overheads, name))
         for name, times in issued.items() if times
+    ]
+    return constants + [
+        replace(constant, key=f"overheads.{name}")
+        for constant in constants if constant.key == "overheads.issue_kernel"
+        for name in PACED if getattr(base.overheads, name)
     ]
 
 

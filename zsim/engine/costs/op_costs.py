@@ -32,8 +32,10 @@ from zsim.ir.ops import (
     ACCUMULATE,
     CLONE,
     COLLECTIVES,
+    LOSS_STEP,
     MASK_SCORES,
     MOVE_GRADIENT,
+    NORM_STEP,
     SCALE_SCORES,
     SOFTMAX_PRODUCT,
     Kernel,
@@ -45,6 +47,11 @@ from zsim.ir.order.waits import named_ranks
 HOOKED = frozenset({"all_gather", "reduce_scatter"})
 """Kinds of collectives that FSDP's hooks issue, one per param group and pass. An all-reduce over
 replicas is issued with the reduce-scatter before it."""
+OF_MODELS = frozenset({"forward", "recompute", "backward"})
+"""Kinds of ops whose kernels are operators of a model."""
+SINGLE_CALLS = frozenset({NORM_STEP, LOSS_STEP})
+"""Operators of a Program that are one call of torch each; others are 2.7 in the mean, within a
+module and a node of autograd."""
 
 SOON_NS, TICK_NS = 1_000_000, 4_000_000
 """Longest compute before a collective without a wait beyond its time alone, and the shortest with
@@ -102,7 +109,9 @@ class Costs:
     cluster: ClusterSpec
     execution: Execution = EAGER
     _kernels: dict[int, tuple[tuple[Kernel, ...], int]] = field(default_factory=dict, repr=False)
-    _launches: dict[int, tuple[tuple[Kernel, ...], int]] = field(default_factory=dict, repr=False)
+    _launches: dict[int, tuple[tuple[Kernel, ...], tuple[int, int]]] = field(
+        default_factory=dict, repr=False
+    )
     _layouts: dict[int, tuple[tuple[int, ...], Layout]] = field(default_factory=dict, repr=False)
     _kernel_losses: dict[
         tuple[int, str, int, Layout], tuple[tuple[Kernel, ...], KernelLoss]
@@ -320,13 +329,24 @@ class Costs:
     def _issue_ns(self, op: Op) -> int:
         overheads = self.cluster.overheads
         if op.kind in COLLECTIVES:
-            return overheads.issue_collective + (
-                overheads.issue_hook if self.execution.hooks and op.kind in HOOKED else 0
-            )
+            return overheads.issue_collective + (self._hook_ns if op.kind in HOOKED else 0)
         if op.kind == "optimizer" and self.execution.dtensors:
             return (overheads.issue_kernel + overheads.step_dtensor) * len(op.kernels)
-        own = self.execution.issue_kernel_ns
-        return (overheads.issue_kernel if own is None else own) * self._launched(op.kernels)
+        own, (launches, operators) = self.execution.issue_kernel_ns, self._launched(op.kernels)
+        if own is not None:
+            return own * launches
+        issued = overheads.issue_kernel * launches
+        if overheads.issue_operator and op.kind in OF_MODELS and not self.execution.compile:
+            issued += (overheads.issue_operator - overheads.issue_kernel) * operators
+        # alone a rank runs its hooks too, and has copies in place of collectives
+        if self.cluster.num_ranks == 1 and op.kind == "copy" and op.stream == "compute":
+            issued += self._hook_ns
+        return issued
+
+    @property
+    def _hook_ns(self) -> int:
+        """The host's time to run a hook that issues a collective; 0 where there is none."""
+        return round(self.cluster.overheads.issue_hook * self.execution.hooks)
 
     def wake_ns(self, ops: tuple[Op, ...]) -> dict[int, int]:
         """Waits of a rank's collectives for a core, by op. They are in proportion to the compute
@@ -342,17 +362,17 @@ class Costs:
                 computed += self.compute_ns(op.kernels) + self.issue_ns(op)
         return waits
 
-    def _launched(self, kernels: tuple[Kernel, ...]) -> int:
-        """The number of launches by the host for an op's `kernels`.
+    def _launched(self, kernels: tuple[Kernel, ...]) -> tuple[int, int]:
+        """The number of launches by the host for an op's `kernels`, and of operators among them.
 
         One kernel of a Program may stand for several launches, or for none where another does its
-        work. Cached as `compute_ns` is.
+        work. Single calls are launches alone. Cached as `compute_ns` is.
         """
         known = self._launches.get(id(kernels))
         if known is None:
-            known = self._launches[id(kernels)] = kernels, sum(
-                1 + kernel_time.more_kernels(kernel, self.execution)
-                for kernel in kernels
-                if not self._is_fused(kernel)
+            own = [kernel for kernel in kernels if not self._is_fused(kernel)]
+            known = self._launches[id(kernels)] = kernels, (
+                sum(1 + kernel_time.more_kernels(kernel, self.execution) for kernel in own),
+                sum(kernel.operator not in SINGLE_CALLS for kernel in own),
             )
         return known[1]

@@ -241,7 +241,8 @@ TRAINING_TABLES: Mapping[str, Any] = {
             "step_overhead": _key('Pause of the trainer around a step, as "12 ms".'),
             "micro_batch_overhead": _key("Pause of the trainer around each micro-batch."),
             "issue_kernel": _key(
-                "Host time to issue one kernel; by default the cluster preset's."
+                "Host time to issue one kernel or operator of a model; by default the preset's of "
+                "each."
             ),
             "host_threads": _key(
                 "Threads of each rank's optimizer on the host, as OMP_NUM_THREADS, which torchrun "

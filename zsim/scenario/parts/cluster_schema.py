@@ -27,8 +27,8 @@ MOST: Mapping[str, float] = {
     "half_length": 10_000_000, "cores": 100_000, "devices_per_switch": 1024,
 }
 TIMES = (
-    "kernel", "latency", "collective", "issue_kernel", "issue_collective", "issue_hook",
-    "step_dtensor", "wake",
+    "kernel", "latency", "collective", "issue_kernel", "issue_operator", "issue_collective",
+    "issue_hook", "step_dtensor", "wake",
 )
 MOST_TIME_NS, MOST_RATE = 10**9, 10**18
 MAY_BE_NONE = (

@@ -14,6 +14,7 @@ from zsim.calibration.machine.device_fit import ALONE, HOST_LINK, START, number
 from zsim.calibration.machine.device_request import device_request
 from zsim.calibration.machine.fit import MachineError
 from zsim.calibration.records import Collective
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.cluster.collectives.nccl.measured_curves import curves_of
 from zsim.engine.bands.error_bands import calibration
 from zsim.engine.costs.kernel_time import kernel_ns
@@ -96,7 +97,8 @@ def whole_node():
 def test_the_fit_finds_the_constants_that_the_times_were_made_of(quick):
     fitted = calibrated(quick=quick).fitted
     keys = [constant.key for constant in fitted.constants]
-    assert {*device_fit.RATES, START, HOST_LINK, "overheads.issue_kernel"} == {*keys}
+    paced = {f"overheads.{name}" for name in ("issue_kernel", "issue_operator", "issue_hook")}
+    assert {*device_fit.RATES, START, HOST_LINK, *paced} == {*keys}
     for key in (*device_fit.RATES, START):
         fitted_to = number(fitted.cluster.device, key)
         assert fitted_to == pytest.approx(number(TRUE, key), rel=0.005), key
@@ -113,6 +115,10 @@ def test_the_file_has_the_constants_for_scenarios(whole_node, tmp_path):
         assert in_file == pytest.approx(number(TRUE, key), rel=0.005), key
     assert cluster.links.host.bandwidth == pytest.approx(HOST_BANDWIDTH, rel=1e-3)
     assert cluster.overheads.issue_kernel == ISSUE_NS
+    preset = load_cluster("dgx-h100").overheads
+    for name in device_fit.PACED:  # a host that launches in twice the time takes twice as long
+        own = getattr(cluster.overheads, name) / getattr(preset, name)
+        assert own == pytest.approx(ISSUE_NS / preset.issue_kernel, rel=1e-3)
     assert cluster.overheads.issue_collective == ISSUE_COLLECTIVE_NS
     assert calibration(cluster) == "calibrated"
     scenario = zsim.Scenario(

@@ -181,16 +181,16 @@ def test_gloo_over_links_of_one_gigabit_takes_what_was_measured_within_a_fifth(
             index=0, kind="forward", unit="u", stream="compute",
             kernels=(Kernel("gelu", 0, 8, "float32"),) * 3,
         ),
-        18_000,
+        126_000,
     ),
     (Op(index=0, kind="free", unit="u", stream="host"), 0),
 ])
-def test_the_host_pays_per_collective_and_per_kernel(op: Op, expected: int) -> None:
+def test_the_host_pays_per_collective_and_per_operator(op: Op, expected: int) -> None:
     assert H100.issue_ns(op) == expected
 
 
 @pytest.mark.parametrize(("strategy", "kind", "expected"), [
-    ("fsdp2", "all_gather", 185_000), ("fsdp1", "reduce_scatter", 185_000),
+    ("fsdp2", "all_gather", 685_000), ("fsdp1", "reduce_scatter", 685_000),
     ("fsdp2", "all_reduce", 35_000), ("zero3", "all_gather", 35_000), ("ddp", "all_reduce", 35_000),
 ])
 def test_hooks_of_fsdp_take_the_host_longer_to_issue_what_they_gather_and_reduce(

@@ -62,7 +62,7 @@ def test_the_host_launches_the_kernels_of_casts(recipe, kernels):
     assert tuple(float8.cast_kernels(kernel, how) for kernel in PRODUCTS) == kernels
     op = Op(index=0, kind="forward", unit="a", stream="compute", kernels=PRODUCTS)
     costs = Costs(cluster=load_cluster("dgx-h100"), execution=how)
-    assert costs.issue_ns(op) == 6000 * (3 + sum(kernels))
+    assert costs.issue_ns(op) == 42_000 * 3 + 9_000 * sum(kernels)
 
 
 def test_the_head_and_what_is_no_linear_stay_in_two_bytes():

@@ -190,8 +190,9 @@ def step_ns(case: Scenario, *, all_ranks: bool = False) -> int:
 ])
 def test_copies_add_their_time_on_a_link_that_two_gpus_share(pin: str, share: Fraction) -> None:
     """They stand between kernels on compute's stream, or the host waits for them. Pinned ones get
-    half of the link; pageable ones want less than that anyway."""
-    sizes = {"model": "gpt-2-124m", "tokens": 1024, "micro_batch": 4}
+    half of the link; pageable ones want less than that anyway. Behind these the host does not issue
+    ahead, which is little beside a large micro-batch."""
+    sizes = {"model": "gpt-2-124m", "tokens": 1024, "micro_batch": 32}
     case = scenario("ddp", f"{SAVED}, pin_memory = {pin}", **sizes)
     kept = scenario("ddp", "", **sizes)
     nbytes = sum(crossed(plan(case, device="cuda"), "to_"))

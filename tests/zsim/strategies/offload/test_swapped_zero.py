@@ -114,7 +114,10 @@ def test_reads_and_writes_follow_one_another_or_overlap_as_the_pipeline_has_it()
 def test_faster_drives_slow_no_step_and_none_is_faster_than_its_bytes(
     form: tuple[str, str], precision: str, times: int, which: str
 ) -> None:
-    case = scenario(*form, precision=precision, more="execution = { interference = false }")
+    case = scenario(
+        *form, precision=precision,
+        more='execution = { interference = false, issue_kernel = "6 us" }',
+    )
     drives, took = case.cluster.drives, step_ns(case)
     assert drives is not None
     faster = replace(drives, **{which: times * getattr(drives, which)})

@@ -67,7 +67,8 @@ def test_casts_of_a_rank_that_waits_meet_kernels_that_they_meet_in_no_clean_step
         cluster={"preset": "dgx-a100", "ranks": 2},
         strategy={"name": "zero2", "dp_replicate": 2, "dp_shard": 1, "granularity": "parameter"},
         precision={"parameters": "bf16", "reduce": "fp32"},
-        optimizer={"name": "sgd", "momentum": 0.9}, execution={"interference": False},
+        optimizer={"name": "sgd", "momentum": 0.9},
+        execution={"interference": False, "issue_kernel": "6 us"},
     )
     late = scenario.with_(faults=[{"kind": "late_start", "rank": 0, "by": "22 us"}])
     clean, faulty = zsim.simulate(scenario), zsim.simulate(late)
