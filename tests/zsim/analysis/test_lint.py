@@ -178,6 +178,21 @@ def test_shards_that_are_mostly_padding_are_mended_by_the_strategys_own_mesh() -
     assert "padded-shards" not in [each.rule for each in lint(mended)]
 
 
+@pytest.mark.parametrize("name", ["deepspeed1", "deepspeed2", "deepspeed3", "zero1", "zero2"])
+@pytest.mark.parametrize("model", [
+    {"preset": "llama-3-8b", "num_layers": 2},
+    {"family": "mlp", "sizes": {"dims": [64, 64, 64], "hidden": 64, "num_classes": 3}},
+], ids=["of a large root", "of a small root"])
+def test_buffers_that_are_gathered_after_the_step_are_no_units(
+    name: str, model: dict[str, Any]
+) -> None:
+    """DeepSpeed gathers parameters of all units at once, and a root that is whole stays so."""
+    batch = {"micro_batch": 1} | ({} if "family" in model else {"sequence_length": 4096})
+    case = scenario(model=model, strategy={"name": name}, batch=batch)
+    rules = {each.rule for each in lint(case)}
+    assert not rules & {"padded-shards", "empty-shards", "large-root"}
+
+
 def test_rules_are_ignored_by_argument_and_by_the_scenario() -> None:
     mistaken, _ = MISTAKES["flat-mesh"]
     rules = [finding.rule for finding in lint(mistaken)]

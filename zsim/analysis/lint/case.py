@@ -75,6 +75,13 @@ class LintCase:
         """The ops of one kind in rank 0's steady step."""
         return (op for op in self.program.of_rank(0).steady if op.kind == kind)
 
+    def gathers_of_units(self) -> list[Op]:
+        """The all-gathers of one unit each in rank 0's steady step; DeepSpeed gathers buffers and
+        parameters, which have names of units at most by chance."""
+        is_engine = self.strategy.library == "deepspeed"
+        units = set() if is_engine else {unit.fqn for unit in self.scenario.model.units}
+        return [op for op in self.steady("all_gather") if op.unit in units]
+
     def with_parts(self, **parts: Any) -> LintCase | None:
         """The case with other parts; None where the scenario refuses them."""
         other = derived(self.scenario, **parts)

@@ -73,7 +73,7 @@ def padded_shards(case: LintCase) -> Iterator[LintFinding]:
     """Shards of which much is padding, as ranks outnumber rows; the last ranks hold nothing else.
     """
     numels = {unit.fqn: unit.numel for unit in case.scenario.model.units}
-    gathers = [op for op in case.steady("all_gather") if op.unit in numels]
+    gathers = case.gathers_of_units()
     gathered = sum(op.nbytes for op in gathers)
     padding = gathered - sum(numels[op.unit] * case.element_nbytes for op in gathers)
     if not gathered or padding <= MOST_PADDING * gathered:
@@ -90,7 +90,7 @@ def padded_shards(case: LintCase) -> Iterator[LintFinding]:
 def empty_shards(case: LintCase) -> Iterator[LintFinding]:
     """Units of which some rank holds nothing but padding, gathered all the same."""
     ranks = case.scenario.mesh.dp_shard
-    gathers = list(case.steady("all_gather"))
+    gathers = case.gathers_of_units()
     gathered = {op.unit for op in gathers}
     filled = dict[str, int]()
     for unit in case.scenario.model.units:
@@ -142,8 +142,10 @@ def large_root(case: LintCase) -> Iterator[LintFinding]:
     root = sum(unit.numel for unit in model.units if unit.fqn == ROOT)
     if len(model.units) < 2 or root <= MOST_IN_ROOT * model.num_parameters:
         return
-    if not any(op.unit == ROOT for op in case.steady("all_gather")):
+    if not any(op.unit == ROOT for op in case.gathers_of_units()):
         return  # the strategy gathers no root
+    if not most_gathered(case.program):
+        return  # all parameters are whole at all times
     share = root / model.num_parameters
     fact = (
         f"the root holds {share:.0%} of the parameters, {format_bytes(root * case.element_nbytes)},"
