@@ -64,16 +64,19 @@ class Losses:
 
 
 def losses(
-    interval_ns: int, *, blocking_ns: int, whole_ns: int, load_ns: int, mean_time_ns: int
+    interval_ns: int, *, blocking_ns: int, whole_ns: int, load_ns: int, mean_time_ns: int,
+    waiting_ns: int = 0,
 ) -> Losses:
-    """Losses of a job that saves every `interval_ns` of training.
+    """Losses of a job that saves every `interval_ns` of training, and before each save waits
+    `waiting_ns` for the one before it.
 
     A failure loses half an interval on average, what a save that is not over would have kept, and
     the time to load: T/2 + R, with R = (whole − blocking) + load. Failures come at any time, as a
-    Poisson process: T of training take M·exp(R/M)·(exp((T + C)/M) − 1) on average (Daly).
+    Poisson process: T of training take M·exp(R/M)·(exp((T + C)/M) − 1) on average (Daly), with
+    C = blocking + waiting.
     """
     restart = whole_ns - blocking_ns + load_ns
-    tried = (interval_ns + blocking_ns) / mean_time_ns
+    tried = (interval_ns + blocking_ns + waiting_ns) / mean_time_ns
     log_tried = tried if tried > _LARGE else log(expm1(tried))
     log_taken = log(mean_time_ns) + restart / mean_time_ns + log_tried
     return Losses(

@@ -17,6 +17,8 @@ class CheckpointSchedule:
     holds training up, and what failures cost. None for what the scenario does not say."""
 
     every_ns: int | None
+    waiting_ns: int | None
+    """Time for which training waits before a save, until the one before it is written."""
     saving_share: float | None
     best: BestInterval | None
     losses: Losses | None
@@ -32,16 +34,19 @@ def schedule_of(report: CheckpointReport) -> CheckpointSchedule:
         every = chosen.every_steps * step_time(planned(report.scenario)).ns
     best = best_interval(time.blocking_ns, mean) if mean else None
     interval = every or (best.daly_ns if best else None)
+    waiting = max(0, time.ns - time.blocking_ns - interval) if interval else 0
+    stopped = time.blocking_ns + waiting
     return CheckpointSchedule(
         every_ns=every,
-        saving_share=time.blocking_ns / (every + time.blocking_ns) if every else None,
+        waiting_ns=waiting if interval else None,
+        saving_share=stopped / (every + stopped) if every else None,
         best=best,
         losses=losses(
             interval, blocking_ns=time.blocking_ns, whole_ns=time.ns, load_ns=report.load.time.ns,
-            mean_time_ns=mean,
+            mean_time_ns=mean, waiting_ns=waiting,
         ) if mean and interval else None,
         warning=(
-            f"a save takes {format_time(time.ns)}, longer than the {format_time(every)} to the "
-            "next, which waits for it" if every and time.ns > every + time.blocking_ns else ""
+            f"a save takes {format_time(time.ns)}, longer than the {format_time(interval)} to the "
+            "next, which waits for it" if interval and waiting else ""
         ),
     )

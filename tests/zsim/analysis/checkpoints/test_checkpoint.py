@@ -287,11 +287,25 @@ def test_the_schedule_tells_the_share_of_saving_and_the_best_interval() -> None:
     assert told.losses.by_failure_ns == pytest.approx(250 * step + own.load.time.ns, rel=1e-6)
 
 
-def test_a_save_that_outlasts_its_interval_is_told() -> None:
-    told = schedule_of(checkpoint(scenario(asynchronous=True, every="1 s")))
+def test_a_save_that_outlasts_its_interval_is_told_and_counts_in_all_shares() -> None:
+    """Training is as long as the interval in the time from one save to the next, the whole save.
+    Failures that hardly come lose no more than that."""
+    own = checkpoint(
+        scenario(asynchronous=True, every="1 s", mean_time_between_failures="3650 d")
+    )
+    told, time = schedule_of(own), own.save.time
+    assert told.waiting_ns == time.ns - time.blocking_ns - 10**9 > 0
+    assert told.saving_share == pytest.approx(1 - 1e9 / time.ns)
+    assert told.losses is not None
+    assert told.losses.share == pytest.approx(1 - 1e9 / time.ns, rel=1e-6)
     assert told.warning == (
         "a save takes 5.551 s, longer than the 1.000 s to the next, which waits for it"
     )
+
+
+def test_a_save_that_ends_within_its_interval_makes_none_wait() -> None:
+    told = schedule_of(checkpoint(scenario(asynchronous=True, every="10 s")))
+    assert (told.waiting_ns, told.warning) == (0, "")
 
 
 @pytest.mark.parametrize(("tables", "problem"), [

@@ -174,7 +174,8 @@ def _object(
             for rank, own in enumerate(made.reads)
             for file, nbytes in sorted(_by_file(own).items())
         ],
-        "every_ns": schedule.every_ns, "saving_share": schedule.saving_share,
+        "every_ns": schedule.every_ns, "waiting_ns": schedule.waiting_ns,
+        "saving_share": schedule.saving_share,
         "best_interval_ns": best and {"young": best.young_ns, "daly": best.daly_ns},
         "lost_by_failure_ns": lost and lost.by_failure_ns, "lost_share": lost and lost.share,
         "warnings": [schedule.warning] if schedule.warning else [],
