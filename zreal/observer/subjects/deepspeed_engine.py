@@ -125,9 +125,7 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Sub
         states=lambda: _states(optimizer, [*getattr(optimizer, masters), *state_tensors(inner)]),
         flat=lambda: shards, gradients=lambda: _gradients(optimizer, getattr(optimizer, masters)),
         dtype=scenario.precision.parameters, clip=lambda norm: None,
-        whole=lambda kind: _whole(
-            kind, scenario, model, deepspeed, loss_scale=float(optimizer.loss_scale)
-        ),
+        whole=lambda kind: _whole(kind, scenario, model, deepspeed, optimizer),
     )
 
 
@@ -281,12 +279,23 @@ def _gradients(optimizer: Any, masters: list[torch.Tensor]) -> list[torch.Tensor
     ]
 
 
+def _link_as_dealt(optimizer: Any) -> None:
+    """Have DeepSpeed read each parameter and its gradient where `round_robin_gradients` deals it,
+    for it looks for them in the order of the model."""
+    in_order = optimizer.bit16_groups
+    optimizer.bit16_groups = optimizer.round_robin_bit16_groups
+    optimizer._link_all_hp_params()
+    optimizer.bit16_groups = in_order
+
+
 def _whole(
-    kind: str, scenario: Scenario, model: Model, deepspeed: Any, *, loss_scale: float
+    kind: str, scenario: Scenario, model: Model, deepspeed: Any, optimizer: Any
 ) -> dict[str, torch.Tensor]:
     """Whole float32 parameters, or gradients as the step will have unscaled and clipped them; by
     all ranks."""
-    utils = deepspeed.utils
+    if STRATEGIES[scenario.strategy].reorders(scenario.options):
+        _link_as_dealt(optimizer)
+    utils, loss_scale = deepspeed.utils, float(optimizer.loss_scale)
     read = {
         "parameters": utils.safe_get_full_fp32_param, "gradients": utils.safe_get_full_grad
     }[kind]
