@@ -66,7 +66,7 @@ MEMBERS = {
     "JitteredSteps": "clean_ns error_ns first_seed largest_ns mean_ns quantile_ns rows scenario "
                      "times_ns to_dict to_json",
     "Why": "after_ns at_ends_ns before_ns by_reason critical_path exposed exposed_ns host_bound "
-           "host_bound_ns rank step_ns to_dict to_json",
+           "host_bound_ns off_device rank step_ns to_dict to_json",
     "LintFinding": "cost cost_bytes cost_ns fact gathered_bytes remedy rule to_dict why",
     "Scenario": "batch checkpoint checkpointing cluster description executed executed_on execution "
                 "expandable_segments expect faults files fingerprint folder gradient_dtype "

@@ -91,6 +91,8 @@ class HostAlloc:
 HostEvent = HostAlloc | Free
 
 Location = Literal["device", "link", "host", "drive", "files"]
+Resource = Literal["drives", "copies", "host"]
+"""Resource of an op off the device: drives, copies between device and host, or the host itself."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -211,3 +213,13 @@ def leaves_device(op: Op) -> bool:
     return op.kind in ("copy", "optimizer") and any(
         kernel.location != "device" for kernel in op.kernels
     )
+
+
+def resource_of(op: Op) -> Resource | None:
+    """The resource of `op`, of several the one furthest off; None for an op on the device."""
+    if not leaves_device(op):
+        return None
+    locations = {kernel.location for kernel in op.kernels}
+    if "drive" in locations:
+        return "drives"
+    return "copies" if "link" in locations else "host" if "host" in locations else None

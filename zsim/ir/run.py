@@ -140,6 +140,20 @@ class CacheRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OffDevice:
+    """Work of a rank's steady step off its device. Of each resource: nanoseconds in which such work
+    runs and the device computes nothing. Of drives also the bytes that are read and written."""
+
+    drives_ns: int = 0
+    copies_ns: int = 0
+    """Copies between device and host, over PCIe."""
+    host_ns: int = 0
+    """Steps of the optimizer, and what else the host does with offloaded states."""
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankRun:
     """One rank, or, when folded, the first of `stands_for` ranks that are alike; `bytes_sent` is
     then the most that one of them sends."""
@@ -167,6 +181,8 @@ class RankRun:
     """Nanoseconds of each step that was recorded: what recording costs beside `step_times_ns`."""
     cache: CacheRecord | None = None
     """The caching allocator of the rank's GPU; None on a CPU."""
+    off_device: OffDevice | None = None
+    """Work of a simulated step off the device; None where that is none, or not known."""
     others_share: float | None = None
     """Share of the machine's cores that work other than the run's took while steps were timed; None
     where it is not known."""

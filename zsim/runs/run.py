@@ -214,6 +214,10 @@ class Run:
         faults = {
             "faults": list(self.faults), "late": [asdict(rank) for rank in self.late]
         } if self.faults else {}
+        hosted = {} if figures.off_device is None else {"off_device": asdict(figures.off_device)}
+        on_drives = {
+            "drive_bytes": _drive_nbytes(self.scenario)
+        } if self.scenario.offload.uses_drives else {}
         return {
             "schema_version": SCHEMA_VERSION,
             "scenario": self.record.scenario,
@@ -231,6 +235,8 @@ class Run:
             "communication_ns": figures.communication_ns,
             "exposed_communication_ns": figures.exposed_communication_ns,
             "bytes_sent_per_rank": figures.bytes_sent_per_rank,
+            **hosted,
+            **on_drives,
             "collectives": {kind: asdict(traffic) for kind, traffic in figures.collectives.items()},
             "peak_memory_bytes": figures.peak_memory_bytes,
             "device_memory_bytes": figures.device_memory_bytes,

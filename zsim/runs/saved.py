@@ -40,7 +40,7 @@ def _ranks(ranks: tuple[RankRun, ...]) -> Iterator[dict[str, Any]]:
     numbers: dict[tuple[int, int], int] = {}
     for rank in ranks:
         first = numbers.setdefault((id(rank.phases), id(rank.spans)), rank.rank)
-        left_out: tuple[str, ...] = ("cache",) if rank.cache is None else ()
+        left_out = tuple(key for key in ("cache", "off_device") if getattr(rank, key) is None)
         if first == rank.rank:
             own, like = _plain(rank), {}
         else:

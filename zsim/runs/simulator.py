@@ -31,11 +31,12 @@ from zsim.ir.laws import program_laws
 from zsim.ir.laws.validate import validate
 from zsim.ir.ledger_replay import replay_each
 from zsim.ir.mesh import Mesh
-from zsim.ir.ops import COLLECTIVES, Op
+from zsim.ir.ops import COLLECTIVES, Op, resource_of
 from zsim.ir.program import PHASES, PhaseName, Program, RankProgram
 from zsim.ir.run import (
     CollectiveRecord,
     MemoryRecord,
+    OffDevice,
     PhaseRecord,
     RankRun,
     RunRecord,
@@ -45,6 +46,7 @@ from zsim.ir.run import (
 )
 from zsim.models.torch_versions import NEWEST, TorchVersion
 from zsim.runs.backend import Capabilities, RunOptions
+from zsim.runs.figures.off_device import off_device
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
 from zsim.version import __version__
@@ -232,6 +234,8 @@ def _ranks(
         kinds, _phases([*kinds.values()], program.mesh, with_timeline=with_timeline), strict=True
     ))
     spans: dict[int, tuple[Span, ...]] = {}
+    hosted: dict[int, OffDevice | None] = {}
+    leaves = {id(ops): any(map(resource_of, ops)) for ops in program.steps}
     alike: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[Span, ...]] = {}
     before: tuple[_Stamps, tuple[Span, ...]] = (), ()
     payloads = {id(ops): _payloads(ops) for ops in program.steps}
@@ -245,6 +249,10 @@ def _ranks(
             ))
             alike[key] = _spans(stamps, *before)
             before = stamps, alike[key]
+            ops = program.ranks[kind].steady
+            hosted[id(alike[key])] = (
+                off_device(ops, times.starts, times.ends) if leaves[id(ops)] else None
+            )
         spans[rank] = alike[key]
     return tuple(
         RankRun(
@@ -252,6 +260,7 @@ def _ranks(
             stands_for=count,
             phases=phases[id(program.of_rank(rank))],
             spans=spans[rank],
+            off_device=hosted[id(spans[rank])],
             bytes_sent=_bytes_sent(
                 payloads[id(program.of_rank(rank).steady)], program.mesh, costs,
                 ranks={*alike_to[rank][:MOST_SENDERS], *alike_to[rank][-MOST_SENDERS:]},

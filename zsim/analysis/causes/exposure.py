@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from zsim.engine.timeline import Times
 from zsim.ir.ops import COLLECTIVES, Op
-from zsim.runs.figures.metrics import TimeInterval
+from zsim.runs.figures.intervals import TimeInterval
 
 COMPUTE_STREAM = "compute"
 Moment = tuple[int, int]

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from zsim.runs.figures.metrics import TimeInterval
+from zsim.runs.figures.intervals import TimeInterval
 
 
 class FreeCompute:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from zsim.analysis.causes.exposure import COMPUTE_STREAM
 from zsim.io.units import format_time
-from zsim.ir.ops import COLLECTIVES, Op
+from zsim.ir.ops import COLLECTIVES, Op, Resource, resource_of
 
 Reason = Literal[
     "a dependency",
@@ -37,6 +37,12 @@ WORDS: dict[str, str] = {
     "longer than the compute over it": "longer than the compute that could hide it",
 }
 """Reasons in the sum of a step, as its report words them."""
+RESOURCES: dict[Resource, str] = {
+    "drives": "reads and writes of drives",
+    "copies": "copies between device and host",
+    "host": "the optimizer's step on the host",
+}
+"""Work off the device on the critical path, as its report words it."""
 Waited = Literal["", "the host", "another rank"]
 MOST = 12
 T = TypeVar("T")
@@ -141,6 +147,15 @@ class Why:
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
     @property
+    def off_device(self) -> dict[Resource, int]:
+        """Nanoseconds of the critical path's ops off the device by resource, largest first."""
+        totals = Counter[Resource]()
+        for link in self.critical_path:
+            if resource := resource_of(link.op):
+                totals[resource] += _link_ns(link)
+        return dict(totals.most_common())
+
+    @property
     def host_bound(self) -> bool:
         """True where the device waits for the host in more than a tenth of the step."""
         return self.host_bound_ns * 10 > self.step_ns
@@ -171,6 +186,7 @@ def as_object(why: Why) -> dict[str, Any]:
             }
             for collective in why.exposed
         ],
+        **({"critical_off_device_ns": why.off_device} if why.off_device else {}),
         "critical_path": [
             {
                 "op": link.op.index,
@@ -214,6 +230,9 @@ def why_lines(why: Why) -> Iterator[str]:
     yield f"critical path, {ops}, most of it in:"
     for waited, ns in _waited(why.critical_path):
         yield f"    waiting for {waited:<31} {format_time(ns):>10}"
+    for resource, ns in why.off_device.items():
+        share = percent(ns / max(1, why.step_ns))
+        yield f"    {RESOURCES[resource]:<43} {format_time(ns):>10}, {share} of the step"
     longest = _together(why.critical_path, _link_ns, _of_link)[:MOST]
     for alike in sorted(longest, key=lambda alike: alike[0].start_ns):
         yield (

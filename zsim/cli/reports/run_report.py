@@ -6,14 +6,14 @@ It reads Runs, checks and figures. It knows no engine and decides no verdict.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from zsim.cli.arguments import with_options
 from zsim.cli.terminal import one_line, say, say_wrapped, table, write_json
 from zsim.errors import ZsimError, visible
 from zsim.io.units import counted, format_bytes, format_time, rounded_sizes
-from zsim.ir.run import SCHEMA_VERSION
+from zsim.ir.run import SCHEMA_VERSION, OffDevice
 from zsim.runs.comparison import Comparison
 from zsim.runs.figures import metrics
 from zsim.runs.run import Run
@@ -97,6 +97,8 @@ def _figure_rows(run: Run, *, exact: bool) -> Iterator[tuple[str, str]]:
             else ""
         )
         yield "exposed communication", format_time(figures.exposed_communication_ns) + share
+    if figures.off_device is not None:
+        yield from _off_device_rows(figures.off_device, figures.step_time_ns, sized)
     if figures.mfu is not None:
         yield (
             "MFU",
@@ -122,6 +124,26 @@ def _figure_rows(run: Run, *, exact: bool) -> Iterator[tuple[str, str]]:
     yield "peak of first step", sized(figures.peak_first_step_bytes)
     if allocator := run.record.provenance.get("allocator"):
         yield "allocator", allocator
+
+
+def _off_device_rows(
+    work: OffDevice, step_ns: int | None, sized: Callable[[int], str]
+) -> Iterator[tuple[str, str]]:
+    """Waits of a step for work off the device, the longest first, and bytes of its drives."""
+    waits = sorted(
+        ((work.drives_ns, "drives"), (work.copies_ns, "copies over PCIe"),
+         (work.host_ns, "the optimizer on the host")), key=lambda wait: -wait[0],
+    )
+    if named := [f"{format_time(ns)} for {name}{_share(ns, step_ns)}" for ns, name in waits if ns]:
+        yield "compute waits", ", ".join(named)
+    if work.read_bytes or work.written_bytes:
+        yield "drives per rank", (
+            f"{sized(work.read_bytes)} read, {sized(work.written_bytes)} written in a step"
+        )
+
+
+def _share(ns: int, step_ns: int | None) -> str:
+    return f" ({100 * ns / step_ns:.1f} % of the step)" if step_ns else ""
 
 
 def _room(figures: metrics.Figures) -> str:

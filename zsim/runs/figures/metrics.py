@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from zsim.io.read_only import ReadOnly
 from zsim.ir.ops import COLLECTIVES, MEMORY_KINDS
-from zsim.ir.run import RankRun, RunRecord, Span, band_of
+from zsim.ir.run import OffDevice, RankRun, RunRecord, Span, band_of
+from zsim.runs.figures.intervals import TimeInterval, length_of, union_of
+from zsim.runs.figures.off_device import largest
 from zsim.scenario.flops import hardware_flops, model_flops
 from zsim.scenario.scenario import Scenario
-
-TimeInterval = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,9 @@ class Figures:
     rank that peaks highest."""
     device_memory_bytes: int | None = None
     """Memory of the scenario's device; None where the Run was on another kind of device."""
+    off_device: OffDevice | None = None
+    """Work of a simulated step off the device, each figure of the rank that has most of it; None
+    where that is none."""
 
 
 def band_ns(time: int, factors: tuple[float, float] | None) -> tuple[int, int]:
@@ -97,6 +100,7 @@ def figures(run: RunRecord, scenario: Scenario) -> Figures:
         }),
         peak_memory_by_part=ReadOnly(memory.highest_by_part),
         device_memory_bytes=scenario.cluster.device.memory if own else None,
+        off_device=largest(rank.off_device for rank in run.ranks),
     )
 
 
@@ -142,31 +146,21 @@ def _utilization(flops: int, scenario: Scenario, time: int) -> float:
 
 def _union(spans: Iterable[Span]) -> list[TimeInterval]:
     """Disjoint intervals that cover the spans, in order."""
-    merged: list[TimeInterval] = []
-    for start, end in sorted((span.start_ns, span.end_ns) for span in spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def _length(intervals: Iterable[TimeInterval]) -> int:
-    return sum(end - start for start, end in intervals)
+    return union_of((span.start_ns, span.end_ns) for span in spans)
 
 
 def compute_ns(rank: RankRun) -> int:
     """Time in which the compute stream of `rank` is busy."""
-    return _length(_union(span for span in rank.spans if span.stream == "compute"))
+    return length_of(_union(span for span in rank.spans if span.stream == "compute"))
 
 
 def communication_ns(rank: RankRun) -> int:
     """Time in which some collective of `rank` runs."""
-    return _length(_union(span for span in rank.spans if span.kind in COLLECTIVES))
+    return length_of(_union(span for span in rank.spans if span.kind in COLLECTIVES))
 
 
 def exposed_ns(rank: RankRun) -> int:
     """Time in which some collective of `rank` runs and its compute stream is idle."""
     busy = [span for span in rank.spans if span.stream == "compute"]
     moving = [span for span in rank.spans if span.kind in COLLECTIVES]
-    return _length(_union([*busy, *moving])) - _length(_union(busy))
+    return length_of(_union([*busy, *moving])) - length_of(_union(busy))
