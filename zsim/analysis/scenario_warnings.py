@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from zsim.analysis.lint import unit_rules
 from zsim.analysis.lint.case import LintCase
 from zsim.cluster.cluster import ClusterSpec
+from zsim.engine.costs.host_work import PASSES
 from zsim.engine.faults.fault import LostLink, SlowLink
 from zsim.errors import Caveat
 from zsim.io.units import format_bytes
@@ -27,7 +28,7 @@ def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
     return tuple(map(Caveat, (
         *_half_precision(scenario), *_single_precision(scenario), *_by_itself(scenario),
         *_compiled(scenario), *_compressed(scenario), *_reserved(scenario), *_one_unit(scenario),
-        *_idle_links(scenario),
+        *_idle_links(scenario), *_torch_step(scenario),
         *STRATEGIES[scenario.strategy].drive_caveats(
             scenario.offload, scenario.options, scenario.model, scenario.mesh
         ),
@@ -96,6 +97,21 @@ def _compiled(scenario: Scenario) -> Iterator[str]:
         yield (
             "execution.compile: memory is that of eager kernels, as in real runs here; "
             "torch.compile mostly takes less, in torchtitan's Llama 3.1 8B 5 GiB of 82"
+        )
+
+
+def _torch_step(scenario: Scenario) -> Iterator[str]:
+    """Steps of torch's loops on the host, where DeepSpeed's own default is one pass."""
+    offload, optimizer = scenario.offload, scenario.optimizer
+    share = PASSES.get(optimizer.implementation)
+    if (
+        scenario.cluster.kind == "cuda" and not STRATEGIES[scenario.strategy].is_own
+        and offload.optimizer and offload.adam == "torch" and optimizer.name == "adamw" and share
+    ):
+        yield (
+            f'offload.adam: the host steps with torch\'s {optimizer.implementation}, at {share} of '
+            'DeepSpeedCPUAdam\'s rate, which DeepSpeed takes for "AdamW" with offload unless told '
+            'otherwise: offload.adam = "deepspeed"'
         )
 
 

@@ -71,6 +71,29 @@ def test_who_trains_on_one_gpu_is_told_that_its_products_were_measured_faster(
     assert all("took 17% less time" in line for line in lines)
 
 
+@pytest.mark.parametrize(("strategy", "implementation", "adam", "cluster", "told"), [
+    ("deepspeed2", "foreach", "torch", "dgx-h100", "foreach, at 1/2 of"),
+    ("deepspeed3", "for-loop", "torch", "dgx-h100", "for-loop, at 1/3 of"),
+    ("deepspeed2", "fused", "torch", "dgx-h100", ""), ("zero2", "foreach", "torch", "dgx-h100", ""),
+    ("deepspeed2", "foreach", "deepspeed", "dgx-h100", ""),
+    ("deepspeed2", "foreach", "torch", "cpu-gloo", ""),
+])
+def test_who_leaves_deepspeeds_step_on_the_host_to_torchs_loops_is_told_of_cpu_adam(
+    strategy: str, implementation: str, adam: str, cluster: str, told: str
+) -> None:
+    """DeepSpeed makes a DeepSpeedCPUAdam of "AdamW" with offload (engine.py,
+    get_optimizer_configuration of 0.19.8), and refuses others by default."""
+    case = zsim.Scenario(
+        model={"preset": "gpt-small"}, batch={"micro_batch": 1, "sequence_length": 64},
+        cluster={"preset": cluster, "ranks": 2}, strategy={"name": strategy},
+        precision={"parameters": "bf16", "reduce": "bf16"},
+        optimizer={"implementation": implementation}, offload={"optimizer": "cpu", "adam": adam},
+    )
+    lines = [line for line in cautions(case) if line.startswith("offload.adam")]
+    assert len(lines) == bool(told)
+    assert all(told in line and 'offload.adam = "deepspeed"' in line for line in lines)
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_who_compiles_is_told_that_memory_is_of_eager_kernels(compiled: bool) -> None:
     text = (
