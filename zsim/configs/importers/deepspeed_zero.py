@@ -168,8 +168,12 @@ def _alias(zero: ConfigKeys, key: str) -> str:
 def _unmodelled(zero: ConfigKeys) -> None:
     """Leave out what changes no step, and refuse what would and is not modelled."""
     zero.ignore(
-        UNSAID, "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
-        "stage3_gather_fp16_weights_on_model_save", "load_from_fp32_weights", "elastic_checkpoint",
+        "a file of whole weights beside checkpoints, for which rank 0's host holds all of them: "
+        "save_16bit_model is not modelled", "stage3_gather_16bit_weights_on_model_save",
+        "gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save",
+    )
+    zero.ignore(
+        UNSAID, "load_from_fp32_weights", "elastic_checkpoint",
         "pipeline_loading_checkpoint", "override_module_apply", "log_trace_cache_warnings",
         "ignore_unused_parameters",
     )

@@ -28,7 +28,10 @@ def problems(parts: Any) -> Iterator[str]:
     if checkpoint.format not in OF_DEEPSPEED and strategy.saves == "engine":
         yield (
             f"checkpoint.format: expected deepspeed or universal with {parts.strategy}, found "
-            f"{checkpoint.format}; DeepSpeed writes no other"
+            f"{checkpoint.format}; " + (
+                "the file of weights that save_16bit_model writes is not modelled"
+                if checkpoint.format == "consolidated" else "DeepSpeed writes no other"
+            )
         )
     if parts.offload.uses_drives and (reason := _unread(checkpoint, strategy.saves)):
         yield (
