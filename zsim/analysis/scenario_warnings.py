@@ -30,7 +30,7 @@ def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
         *_compiled(scenario), *_compressed(scenario), *_reserved(scenario), *_one_unit(scenario),
         *_idle_links(scenario), *_torch_step(scenario),
         *STRATEGIES[scenario.strategy].drive_caveats(
-            scenario.offload, scenario.options, scenario.model, scenario.mesh
+            scenario.offload, scenario.options, scenario.model, scenario.mesh, scenario.precision
         ),
         *_lossy_loads(scenario),
     )))

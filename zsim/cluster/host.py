@@ -73,6 +73,8 @@ class HostMemory:
     most_other_bytes: int
     capacity_bytes: int
     """Bytes of the host; 0 where the cluster's file does not say."""
+    locked_bytes: int = 0
+    """Bytes that DeepSpeed locks in memory for drives, beside those that torch pins."""
 
     @property
     def needed_bytes(self) -> int:
@@ -96,9 +98,10 @@ class HostMemory:
 
     def __str__(self) -> str:
         capacity = format_bytes(self.capacity_bytes) if self.capacity_bytes else "a size not known"
+        locked = f", {format_bytes(self.locked_bytes)} locked for drives" * bool(self.locked_bytes)
         return (
             f"{self.verdict} on the host: {counted(self.num_ranks, 'rank')} of a node need "
             f"{format_bytes(self.needed_bytes)} of {capacity}, "
             f"{format_bytes(self.offloaded_bytes)} offloaded, {format_bytes(self.pinned_bytes)} "
-            f"of it pinned"
+            f"of it pinned{locked}"
         )

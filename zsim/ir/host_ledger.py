@@ -28,10 +28,12 @@ class HostRecord:
     its end. The most that are pinned at once, and the most of activations, are apart.
 
     torch rounds each pinned block up to a power of two; `rounding_bytes` come to the pinned ones.
+    The most that are locked for drives at once, without torch, are `locked_bytes`.
     """
 
     peak_bytes: int
     pinned_bytes: int
+    locked_bytes: int
     rounding_bytes: int
     saved_bytes: int
     end_bytes: int
@@ -44,6 +46,7 @@ class _Walk:
     by_kind: Counter[str] = field(default_factory=Counter)
     allocated: int = 0
     pinned: int = 0
+    locked: int = 0
     rounded: int = 0
 
     def follow(self, ops: Iterable[Op]) -> HostRecord:
@@ -51,6 +54,7 @@ class _Walk:
         """
         peak, most_pinned, split = self.allocated, self.pinned, dict(self.by_kind)
         most_saved, most_rounded = self.by_kind["activations"], self.rounded
+        most_locked = self.locked
         for op in ops:
             for event in op.host:
                 if isinstance(event, Free):
@@ -59,11 +63,13 @@ class _Walk:
                 self._allocate(event, op)
                 most_pinned = max(most_pinned, self.pinned)
                 most_rounded = max(most_rounded, self.rounded)
+                most_locked = max(most_locked, self.locked)
                 most_saved = max(most_saved, self.by_kind["activations"])
                 if self.allocated > peak:
                     peak, split = self.allocated, dict(self.by_kind)
         return HostRecord(
-            peak_bytes=peak, pinned_bytes=most_pinned, rounding_bytes=most_rounded - most_pinned,
+            peak_bytes=peak, pinned_bytes=most_pinned, locked_bytes=most_locked,
+            rounding_bytes=most_rounded - most_pinned,
             saved_bytes=most_saved, end_bytes=self.allocated,
             by_kind={kind: nbytes for kind, nbytes in split.items() if nbytes},
         )
@@ -84,6 +90,7 @@ class _Walk:
         nbytes = sign * event.nbytes
         self.by_kind[event.kind] += nbytes
         self.allocated += nbytes
+        self.locked += nbytes * event.locked
         if event.pinned:
             self.pinned += nbytes
             self.rounded += sign * pinned_block(event.nbytes)

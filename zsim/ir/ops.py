@@ -80,12 +80,13 @@ MemoryEvent = Alloc | Free
 @dataclass(slots=True, unsafe_hash=True)
 class HostAlloc:
     """`buffer`, `nbytes` of host memory of `kind`, begins to live; `pinned` for the device's copies
-    or pageable."""
+    or pageable. CUDA does not know of one that is `locked` in memory for drives alone."""
 
     buffer: Final[Buffer]
     kind: Final[MemoryKind]
     nbytes: Final[int]
     pinned: Final[bool] = False
+    locked: Final[bool] = False
 
 
 HostEvent = HostAlloc | Free

@@ -6,7 +6,8 @@ communication blocks.1.out 33,408 B
 Fields that have their default are left out. After the first " | " come kernels ("linear 1x4x8x2 128
 flop 112 B float32", with a "t" after the sizes of a product whose first factor lies transposed, and
 at the end "8 singly" and "9 launches" where it has them). Then come memory events in order ("+ kind
-buffer bytes" and "- buffer"). Those of host memory come last, and end in "in host" or "in pinned".
+buffer bytes" and "- buffer"). Those of host memory come last, and end in "in host", "in pinned"
+or "in locked".
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _KERNEL = re.compile(
     r"(\S+)(?: (\d+(?:x\d+)+)(t)?)? ([\d,]+) flop ([\d,]+) B (\w+)(?: on (link|host|drive|files))?"
     r"(?: ([\d,]+) singly)?(?: ([\d,]+) launches)?"
 )
-_ALLOC = re.compile(r"\+ (\w+) (\S+) ([\d,]+) B(?: in (host|pinned))?")
+_ALLOC = re.compile(r"\+ (\w+) (\S+) ([\d,]+) B(?: in (host|pinned|locked))?")
 
 
 IN_HOST = " in host"
@@ -83,7 +84,7 @@ def _format_event(event: MemoryEvent) -> str:
 def _on_host(event: HostEvent) -> str:
     if isinstance(event, Free):
         return f"- {event.buffer} in host"
-    where = "pinned" if event.pinned else "host"
+    where = "pinned" if event.pinned else "locked" if event.locked else "host"
     return f"+ {event.kind} {event.buffer} {event.nbytes:,} B in {where}"
 
 
@@ -112,7 +113,9 @@ def parse_op(line: str, *, number: int = 1) -> Op:
         elif alloc is not None and alloc[1] in MEMORY_KINDS:
             kind, nbytes = cast(Any, alloc[1]), _number(alloc[3])
             if alloc[4]:
-                host.append(HostAlloc(Buffer(alloc[2]), kind, nbytes, alloc[4] == "pinned"))
+                host.append(HostAlloc(
+                    Buffer(alloc[2]), kind, nbytes, alloc[4] == "pinned", alloc[4] == "locked"
+                ))
             else:
                 memory.append(Alloc(Buffer(alloc[2]), kind, nbytes))
         elif kernel is not None:

@@ -27,6 +27,7 @@ def host_memory(program: Program, cluster: ClusterSpec) -> HostMemory | None:
     records = [replay_host(rank) for rank in program.ranks]
     highest = [max(own.values(), key=lambda record: record.peak_bytes) for own in records]
     pinned = [max(record.pinned_bytes for record in own.values()) for own in records]
+    locked = [max(record.locked_bytes for record in own.values()) for own in records]
     rounding = [max(record.rounding_bytes for record in own.values()) for own in records]
     size = cluster.devices_per_node
     nodes = {
@@ -39,7 +40,8 @@ def host_memory(program: Program, cluster: ClusterSpec) -> HostMemory | None:
         by_kind.update(highest[kind].by_kind)
     return HostMemory(
         num_ranks=len(ranks), offloaded_bytes=sum(highest[kind].peak_bytes for kind in ranks),
-        pinned_bytes=sum(pinned[kind] for kind in ranks), by_kind=dict(by_kind),
+        pinned_bytes=sum(pinned[kind] for kind in ranks),
+        locked_bytes=sum(locked[kind] for kind in ranks), by_kind=dict(by_kind),
         rounding_bytes=sum(rounding[kind] for kind in ranks) * has_device,
         other_bytes=(SYSTEM + len(ranks) * PROCESS) * has_device,
         most_other_bytes=(MOST_SYSTEM + len(ranks) * MOST_PROCESS) * has_device,

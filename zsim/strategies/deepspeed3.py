@@ -30,7 +30,7 @@ from zsim.ir.program import Program, RankProgram
 from zsim.ir.sharding import shard_size
 from zsim.models.called_modules import called_inside
 from zsim.models.spec import ModelSpec
-from zsim.models.training_options import Offload
+from zsim.models.training_options import Offload, Precision
 from zsim.strategies.building.step_builder import StepBuilder, rank_program
 from zsim.strategies.building.training import Training
 from zsim.strategies.deepspeed_engine import config_keys
@@ -58,6 +58,7 @@ from zsim.strategies.deepspeed_engine.shards.parameters import (
     kept_in_memory,
     misread,
     sub_group_starts,
+    write_buffer,
 )
 from zsim.strategies.deepspeed_engine.shards.step import ShardedStep
 from zsim.strategies.strategy import Formula, Strategy
@@ -170,10 +171,10 @@ def stepped(options: Options, numels: Sequence[int], num_shards: int) -> Sequenc
 
 
 def drive_caveats(
-    offload: Offload, options: Options, model: ModelSpec, mesh: Mesh
+    offload: Offload, options: Options, model: ModelSpec, mesh: Mesh, precision: Precision
 ) -> Iterator[str]:
-    """Missing sub-groups, the first gradient that DeepSpeed fails to read, and alternating steps.
-    """
+    """Missing sub-groups, the buffer to write parameters, the first gradient that DeepSpeed fails
+    to read, and alternating steps."""
     if options.trace == "breaks":
         yield (
             "deepspeed3: with an odd batch.accumulation every other step records, and the steady "
@@ -181,6 +182,8 @@ def drive_caveats(
         )
     if in_memory := kept_in_memory(offload, options, model, mesh):
         yield f"deepspeed3: {in_memory}"
+    if buffer := write_buffer(offload, options, model, mesh, precision):
+        yield f"deepspeed3: {buffer}"
     if fqn := misread(offload, options, model, mesh):
         yield (
             f"deepspeed3: the gradient of {fqn} is read to no multiple of 512 bytes, which fails "

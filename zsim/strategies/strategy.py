@@ -175,8 +175,8 @@ class Strategy:
     """`drive_problems(offload, options, model, mesh, precision, optimizer)`: refusals of states
     there."""
     drive_caveats: Callable[..., Iterable[str]] = _no_lines
-    """`drive_caveats(offload, options, model, mesh)`: what its user may not expect of drives,
-    or of the engine's options."""
+    """`drive_caveats(offload, options, model, mesh, precision)`: what its user may not expect of
+    drives, or of the engine's options."""
     memory_caveats: Callable[..., Iterable[str]] = _no_lines
     """`memory_caveats(options, model, precision)`: what may be reserved on GPUs and is not told."""
     offload_option: str = ""

@@ -9,11 +9,13 @@ import pytest
 from zsim.analysis.scenario_warnings import caveats
 from zsim.cluster.host import Drives
 from zsim.errors import ScenarioError
+from zsim.io.units import format_bytes
 from zsim.ir.host_ledger import replay_host
 from zsim.ir.laws import program_laws
 from zsim.ir.ops import Alloc, Free, HostAlloc
 from zsim.ir.program import PhaseName, Program
 from zsim.ir.program import parse as parse_program
+from zsim.memory.host import host_memory
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.derived import derived
@@ -221,6 +223,45 @@ def test_host_memory_has_buffers_of_parameters_however_few_are_on_drives() -> No
     small = own - 4 * WEIGHT  # in memory each by itself; one element is in place of all others
     whole = 2 * (WIDTH + 2 * RANKS * WEIGHT + HIDDEN)
     assert end(WHOLE) - in_memory == buffers + whole + 2 * (small + 1 - own)
+
+
+def test_the_buffer_to_write_parameters_is_of_whole_ones_and_told_with_what_shrinks_it() -> None:
+    """DeepSpeed hands `ds_numel` of each parameter, and not its shard's elements, to
+    `reserve_partitioned_swap_space` (stage3.py of 0.19.8). A whole sub-group of two bytes an
+    element is page-locked by aio, eight times what a rank writes."""
+    case = scenario(WHOLE)
+    (buffer,) = [
+        event for op in plan(case, device="cuda").ranks[0].construction for event in op.host
+        if isinstance(event, HostAlloc) and event.buffer == "host.swap:written"
+    ]
+    assert buffer.nbytes == 2 * (WIDTH + 2 * RANKS * WEIGHT + HIDDEN)
+    assert buffer.locked
+    assert not buffer.pinned
+    (told,) = [each.text for each in caveats(case) if "host memory to write" in each.text]
+    assert f"a rank locks {format_bytes(buffer.nbytes)} of" in told
+    assert told.endswith(f"take a smaller sub_group_size than {2 * WEIGHT:,}")
+    assert not [each for each in caveats(scenario()) if "host memory to write" in each.text]
+
+
+def test_the_verdict_on_the_host_tells_what_deepspeed_locks_beside_what_torch_pins() -> None:
+    case = scenario(WHOLE)
+    record = replay_host(plan(case, device="cuda").ranks[0])["steady"]
+    host = host_memory(plan(case, device="cuda"), case.cluster)
+    assert host is not None
+    buffers = [
+        event for op in plan(case, device="cuda").ranks[0].construction for event in op.host
+        if isinstance(event, HostAlloc) and event.buffer.startswith("host.swap")
+        and "placeholder" not in event.buffer
+    ]
+    assert len(buffers) == 3
+    assert record.locked_bytes == sum(buffer.nbytes for buffer in buffers)
+    assert host.locked_bytes == RANKS * record.locked_bytes
+    assert str(host).endswith(f"pinned, {format_bytes(host.locked_bytes)} locked for drives")
+    kept = scenario({"optimizer": "cpu"})
+    assert "locked" not in str(host_memory(plan(kept, device="cuda"), kept.cluster))
+    text = str(plan(case, device="cuda"))
+    assert "in locked" in text
+    assert parse_program(text) == plan(case, device="cuda")
 
 
 def test_shards_are_read_ahead_beside_compute_where_gathers_are() -> None:

@@ -77,7 +77,7 @@ def _what_stays(sharded: ShardedParameters) -> Iterator[Event]:
     yield from _in_one_buffer(sharded)
     drives = sharded.drives
     if drives.pinned_nbytes:  # page-locked, of which CUDA knows nothing
-        yield HostAlloc(on_host(SWAP), "temporaries", drives.pinned_nbytes)
+        yield HostAlloc(on_host(SWAP), "temporaries", drives.pinned_nbytes, locked=True)
     in_memory = {
         number: size for number, size in enumerate(drives.sizes) if number not in drives.swapped
     }
@@ -125,7 +125,9 @@ def _in_one_buffer(sharded: ShardedParameters) -> Iterator[Event]:
         yield HostAlloc(on_host(flat), "parameters", nbytes, True)
         yield from apart
         if written := sharded.parameter_buffer_nbytes[1]:
-            yield HostAlloc(on_host(buffer_of(SWAP, "written")), "temporaries", written)
+            yield HostAlloc(
+                on_host(buffer_of(SWAP, "written")), "temporaries", written, locked=True
+            )
         return
     made = Alloc(flat, "parameters", nbytes)
     yield from [made, *apart] if sharded.training.device == "cpu" else [*apart, made]
@@ -135,7 +137,7 @@ def _parameter_buffers(sharded: ShardedParameters) -> Iterator[Event]:
     """Page-locked buffers that parameters come to from drives, and a number in place of what is in
     files."""
     read, _ = sharded.parameter_buffer_nbytes
-    yield HostAlloc(on_host(buffer_of(SWAP, "read")), "temporaries", read)
+    yield HostAlloc(on_host(buffer_of(SWAP, "read")), "temporaries", read, locked=True)
     yield HostAlloc(on_host(buffer_of(SWAP, "placeholder")), "temporaries", HALF_NBYTES)
 
 

@@ -161,6 +161,27 @@ def kept_in_memory(
     )
 
 
+def write_buffer(
+    offload: Offload, options: ShardOptions, model: ModelSpec, mesh: Mesh, precision: Precision
+) -> str:
+    """The buffer through which a sub-group's parameters are written, where some are; "" for none.
+
+    DeepSpeed makes it for whole parameters, and fills it with a rank's shards.
+    """
+    groups = _in_sub_groups(options, model, mesh)
+    numels = {p.fqn: p.numel for p in model.parameters}
+    sizes = drives_of(offload, options, model, mesh).sizes
+    if offload.parameters != "nvme" or sum(sizes) <= offload.max_in_cpu:
+        return ""
+    element, largest = DTYPE_NBYTES[precision.parameters], groups[sizes.index(max(sizes))]
+    nbytes = sum(whole_kib(numels[fqn] * element) for fqn, _ in largest)
+    return (
+        f"a rank locks {format_bytes(nbytes)} of host memory to write "
+        f"{format_bytes(max(sizes) * element)}: the buffer is for whole parameters; take a "
+        f"smaller sub_group_size than {options.sub_group_size:,}"
+    )
+
+
 def misread(offload: Offload, options: ShardOptions, model: ModelSpec, mesh: Mesh) -> str:
     """The first parameter whose gradient is read to an address that direct reads refuse; "" for
     none."""
