@@ -10,6 +10,7 @@ import pytest
 from zsim.errors import ScenarioError
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
+from zsim.strategies.deepspeed_engine.config_keys import BESIDE_ZERO
 
 ZERO_KEYS = [
     "allgather_bucket_size", "allgather_partitions", "compute_grad_norm",
@@ -40,10 +41,12 @@ def scenario(strategy: str, **options: Any) -> Scenario:
 
 
 @pytest.mark.parametrize("strategy", ["deepspeed1", "deepspeed2", "deepspeed3"])
-def test_no_key_of_deepspeeds_zero_config_is_unknown(strategy: str) -> None:
+def test_no_key_of_deepspeeds_config_is_unknown(strategy: str) -> None:
     known = {field.name for field in fields(STRATEGIES[strategy].options)}
-    others = [key for key in (*ZERO_KEYS, "fp16", "loss_scale", "super_offload")
-              if key not in known]
+    others = [
+        key for key in (*ZERO_KEYS, *BESIDE_ZERO, "fp16", "loss_scale", "super_offload")
+        if key not in known
+    ]
     with pytest.raises(ScenarioError) as caught:
         scenario(strategy, **dict.fromkeys(others, True))
     told = {problem.split(": ")[1]: problem for problem in caught.value.problems}
@@ -58,6 +61,7 @@ def test_no_key_of_deepspeeds_zero_config_is_unknown(strategy: str) -> None:
     ("deepspeed3", "round_robin_gradients", "an option of stages 1 and 2"),
     ("deepspeed2", "sub_group_size", "an option of stage 3"),
     ("deepspeed1", "trace", "an option of stage 3"),
+    ("deepspeed3", "prescale_gradients", "zsim does not model; leave it out"),
     ("deepspeed3", "enable_sanity_checks", "broadcasts of stage 3 before each reduction"),
 ])
 def test_a_key_that_is_elsewhere_is_told_where(strategy: str, key: str, told: str) -> None:

@@ -17,6 +17,12 @@ from zsim.models.training_options import ON_DEVICE, Offload, Optimizer, Precisio
 from zsim.strategies import STRATEGIES
 from zsim.strategies.flat_buffer import host_buffers
 
+PARAMETERS_ALONE = (
+    "offload.parameters: expected beside offload.optimizer, found alone, which DeepSpeed trains "
+    'and zsim does not model; add optimizer = "cpu"'
+)
+"""The refusal of DeepSpeed's parameters in host memory under an optimizer on the device."""
+
 
 def problems(
     offload: Offload, *, strategy: str, mesh: Mesh, optimizer: Optimizer, precision: Precision,
@@ -33,7 +39,11 @@ def problems(
     if offload.activations == "checkpoint_inputs":
         yield from _checkpoint_inputs(offload, checkpointing)
     if not offload.optimizer:
-        yield from _without_optimizer(offload)
+        is_engine = STRATEGIES[strategy].library == "deepspeed"
+        if is_engine and "parameters" in able and offload.parameters == "cpu":
+            yield PARAMETERS_ALONE
+        else:
+            yield from _without_optimizer(offload)
         return
     if offload.parameters and mesh.size(STRATEGIES[strategy].axes[-1]) == 1:
         yield "offload.parameters: expected ranks to shard over, found one"

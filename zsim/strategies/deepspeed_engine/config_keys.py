@@ -18,6 +18,12 @@ REMOVED: Mapping[str, str] = {
     "stage3_max_live_params": f"named stage3_max_live_parameters in {VERSION}",
 }
 """Keys that DeepSpeed refuses and that older versions or texts have, with what became of them."""
+BESIDE_ZERO = (
+    "prescale_gradients", "gradient_predivide_factor", "sparse_gradients", "disable_allgather",
+    "fp32_allreduce", "gradient_allreduce_op", "managed_gradient_accumulation",
+    "seq_parallel_communication_data_type", "disable_python_gc",
+)
+"""Keys that DeepSpeed's config has outside zero_optimization."""
 _LOADED = "an option of checkpoints, which changes no step; leave it out (zsim checkpoint)"
 _CHECK = "a check or a log, which changes no step; leave it out"
 _SCALE = (
@@ -65,6 +71,7 @@ _BOTH: Mapping[str, str] = {
         "compute_grad_norm", "override_module_apply", "zero_quantized_nontrainable_weights",
         "zenflow", "super_offload", "save_muon_momentum_buffer_in_memory",
         "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
+        *BESIDE_ZERO,
     ), _UNMODELLED),
 }
 OF_REPLICAS: Mapping[str, str] = {
