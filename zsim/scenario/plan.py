@@ -77,6 +77,9 @@ def plan(scenario: Scenario, *, device: Device, torch: TorchVersion = NEWEST) ->
     """The Program of the scenario's strategy on its mesh, as that torch does it; a ZsimError where
     its options do not fit."""
     strategy = STRATEGIES[scenario.strategy]
-    return strategy.plan(
-        training(scenario, device=device, torch=torch), mesh=scenario.mesh, options=scenario.options
-    )
+    trained = training(scenario, device=device, torch=torch)
+    try:
+        return strategy.plan(trained, mesh=scenario.mesh, options=scenario.options)
+    except ScenarioError as error:  # a strategy does not know the scenario's name
+        problems = tuple(f"{scenario.name}: {problem}" for problem in error.problems)
+        raise ScenarioError(problems) from error

@@ -582,8 +582,9 @@ def test_a_gather_whose_shards_make_no_groups_of_eight_is_named() -> None:
     with pytest.raises(ScenarioError) as error:
         plan(scenario(ranks=4, **case), device="cpu")
     assert str(error.value).startswith(
-        "strategy.zero_quantized_weights: expected multiples of 8 elements in gathers, found 68 on "
-        "each rank of blocks.0.attn.q.weight and blocks.0.attn.q.bias, where DeepSpeed fails"
+        "scenario: strategy.zero_quantized_weights: expected multiples of 8 elements in gathers, "
+        "found 68 on each rank of blocks.0.attn.q.weight and blocks.0.attn.q.bias, where DeepSpeed "
+        "fails"
     )
 
 
