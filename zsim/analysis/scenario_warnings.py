@@ -38,7 +38,8 @@ def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
 
 def _lossy_loads(scenario: Scenario) -> Iterator[str]:
     """Checkpoints of which DeepSpeed loads a part."""
-    if scenario.checkpoint.format == "deepspeed" and scenario.offload.uses_drives:
+    lossy = scenario.checkpoint.format == "deepspeed" and scenario.offload.uses_drives
+    if lossy and "checkpoint" in scenario.tables:
         yield (
             "checkpoint: of states on drives DeepSpeed loads float32 weights alone; moments begin "
             'anew, sub-groups in host memory stay as made; offload.optimizer = "cpu" loads all'

@@ -8,7 +8,7 @@ assumption, no scenario's table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
 from zsim.ir.mesh import Mesh
@@ -32,6 +32,9 @@ def derived(scenario: Scenario, **parts: Any) -> Scenario:
     if unknown := parts.keys() - values.keys():
         raise TypeError(f"expected fields of a Scenario, found {', '.join(sorted(unknown))}")
     values |= parts
+    if "strategy" in parts and "format" not in scenario._tables.get("checkpoint", {}):
+        form = STRATEGIES[parts["strategy"]].checkpoint_format
+        values["checkpoint"] = replace(values["checkpoint"], format=form)
     values["_tables"] = _in_step(scenario._tables, values, parts)
     for name, value in values.items():
         object.__setattr__(made, name, value)

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from zsim.autograd.lowered import UnitHooks
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
+from zsim.models.saving import CheckpointFormat
 from zsim.models.spec import ModelSpec, ParamGroup
 from zsim.models.training_options import Library, Precision
 
@@ -250,6 +251,11 @@ class Strategy:
         On a CPU the host waits for each of its collectives.
         """
         return self.library == "zsim"
+
+    @property
+    def checkpoint_format(self) -> CheckpointFormat:
+        """The format of checkpoints where a scenario names none."""
+        return "deepspeed" if self.saves == "engine" else "sharded"
 
     @property
     def leaves(self) -> bool:

@@ -248,7 +248,7 @@ def _offload(parts: Any) -> Iterator[str]:
 
 def _checkpoint(parts: Any) -> Iterator[str]:
     """Checkpoints that the strategy or the cluster cannot have, where the scenario asks for any."""
-    if parts.checkpoint != Checkpoint():
+    if parts.checkpoint != Checkpoint(format=STRATEGIES[parts.strategy].checkpoint_format):
         yield from checkpoint_checks.problems(parts)
 
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from zsim.io.units import parse_period
 from zsim.models.saving import Checkpoint, CheckpointFormat
 from zsim.scenario.keys.table import Table
+from zsim.strategies import STRATEGIES
 
 MOST_STEPS = 10**9
 BY_DEFAULT = Checkpoint()
@@ -30,10 +31,11 @@ class CheckpointTable(Table):
     """Checkpoints of the training, as `zsim checkpoint` tells them; no figure of a step depends on
     them."""
 
-    format: CheckpointFormat = Field(
-        default=BY_DEFAULT.format,
-        description="torch DCP's, a file of each rank (sharded); whole tensors in one file of "
-                    "rank 0 (consolidated); DeepSpeed's, or its universal one for any ranks.",
+    format: CheckpointFormat | None = Field(
+        default=None,
+        description="torch DCP's, a file of each rank (sharded); whole tensors in rank 0's file "
+                    "(consolidated); DeepSpeed's, or its universal one; without it, the "
+                    "strategy's own.",
     )
     asynchronous: bool = Field(
         default=BY_DEFAULT.asynchronous,
@@ -61,11 +63,13 @@ class CheckpointTable(Table):
     )
 
 
-def checkpoint_of(table: CheckpointTable) -> Checkpoint:
-    """The Checkpoint of a table that is held to its schema."""
+def checkpoint_of(table: CheckpointTable, strategy: str) -> Checkpoint:
+    """The Checkpoint of a table that is held to its schema, in the strategy's own format where it
+    names none."""
     every, failures = table.every, table.mean_time_between_failures
     return Checkpoint(
-        format=table.format, asynchronous=table.asynchronous, cpu_offload=table.cpu_offload,
+        format=table.format or STRATEGIES[strategy].checkpoint_format,
+        asynchronous=table.asynchronous, cpu_offload=table.cpu_offload,
         extract_workers=table.extract_workers, merge_workers=table.merge_workers,
         every_steps=every if isinstance(every, int) else None,
         every_ns=parse_period(every) if isinstance(every, str) else None,

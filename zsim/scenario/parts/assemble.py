@@ -83,7 +83,7 @@ def assemble(
         ),
         wrapping=attempt(partial(_same_fields, Wrapping), tables["wrapping"]),
         execution=attempt(_execution, tables["execution"]),
-        checkpoint=attempt(checkpoint_of, tables["checkpoint"]),
+        checkpoint=attempt(checkpoint_of, tables["checkpoint"], strategy and strategy.name),
     )
     table = attempt(named, tables["model"])
     model = attempt(partial(made_model, folder=folder), table, parts.batch)

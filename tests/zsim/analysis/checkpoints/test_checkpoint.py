@@ -24,9 +24,11 @@ from zsim.ir.laws.validate import validate
 from zsim.ir.program import parse
 from zsim.models.saving import OF_DEEPSPEED
 from zsim.runs.figures.step_time import step_time
+from zsim.scenario.checks import refusals
 from zsim.scenario.derived import derived
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
 
 GB = 10**9
 FORMATS: list[dict[str, Any]] = [
@@ -301,6 +303,24 @@ def test_a_save_that_outlasts_its_interval_is_told_and_counts_in_all_shares() ->
     assert told.warning == (
         "a save takes 5.551 s, longer than the 1.000 s to the next, which waits for it"
     )
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "zero2", "deepspeed1", "deepspeed2", "deepspeed3"])
+def test_a_checkpoint_without_a_format_has_the_strategys_own(strategy: str) -> None:
+    """The strategy is the one of its tables, or the one that it is derived with."""
+    form = "deepspeed" if strategy.startswith("deepspeed") else "sharded"
+    plain = Scenario(
+        model={"preset": "gpt-tiny"}, batch={"micro_batch": 1, "sequence_length": 16},
+        cluster={"preset": "cpu-gloo", "ranks": 2}, strategy={"name": "ddp"},
+    )
+    own = plain.with_(strategy={"name": strategy})
+    assert checkpoint(own).scenario.checkpoint.format == form
+    assert own == own.with_(checkpoint={"format": form})
+    options = STRATEGIES[strategy].options()
+    other = derived(plain, strategy=strategy, options=options, mesh=own.mesh)
+    assert (other.checkpoint.format, refusals.problems(other)) == (form, ())
+    kept = derived(own.with_(checkpoint={"format": form}), strategy="ddp")
+    assert kept.checkpoint.format == form
 
 
 def test_a_save_that_ends_within_its_interval_makes_none_wait() -> None:
