@@ -79,6 +79,9 @@ class Execution:
     hooks: float = 0.0
     """Host's time of the hooks of modules that issue all-gathers and reduce-scatters, over that of
     FSDP's; 0 for none. The strategy decides it."""
+    by_call: bool = False
+    """Each kernel of the model is one call of torch, as in traced models. The scenario decides it.
+    """
     dtensors: bool = False
     """The optimizer steps DTensors. The strategy decides it."""
     drive_queue_nbytes: int = 0

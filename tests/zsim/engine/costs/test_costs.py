@@ -14,7 +14,7 @@ from tests.support.cases.sampling import collectives
 from zsim.cluster.cluster_presets import load_cluster
 from zsim.cluster.devices import load_device
 from zsim.engine.costs import kernel_time
-from zsim.engine.costs.op_costs import Costs
+from zsim.engine.costs.op_costs import CALLS, Costs
 from zsim.engine.execution import Execution
 from zsim.errors import ScenarioError
 from zsim.ir.ops import ACCUMULATE, MOVE_GRADIENT, Kernel, Op, OpKind
@@ -187,6 +187,16 @@ def test_gloo_over_links_of_one_gigabit_takes_what_was_measured_within_a_fifth(
 ])
 def test_the_host_pays_per_collective_and_per_operator(op: Op, expected: int) -> None:
     assert H100.issue_ns(op) == expected
+
+
+def test_a_call_of_a_traced_model_takes_the_host_a_part_of_what_an_operator_does() -> None:
+    """Calls that make one operator of a block take it as long as that."""
+    costs = Costs(load_cluster("dgx-h100"), Execution(by_call=True))
+    call = Op(
+        index=0, kind="backward", unit="u", stream="compute",
+        kernels=(Kernel("mul", 0, 8, "float32"),),
+    )
+    assert costs.issue_ns(call) == round(42_000 / CALLS) > 9_000
 
 
 @pytest.mark.parametrize(("strategy", "kind", "expected"), [
