@@ -25,6 +25,8 @@ class Checkpoint:
     cpu_offload: bool = True
     """Whole tensors of a consolidated one go to rank 0's host memory; else all devices keep them.
     """
+    gather_16bit_weights: bool = False
+    """DeepSpeed's save_16bit_model writes whole weights first, which stage 3 gathers to rank 0."""
     extract_workers: int = 4
     """Processes of ds_to_universal that cut ranks' files into parameters, as it has by default."""
     merge_workers: int = 2

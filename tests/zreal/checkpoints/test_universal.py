@@ -16,6 +16,7 @@ from zsim.analysis.checkpoints.checkpoint import checkpoint
 from zsim.analysis.checkpoints.files.formats import saved_state
 from zsim.analysis.checkpoints.files.universal import shards_parameters
 from zsim.ir.host_ledger import replay_host
+from zsim.scenario.scenario import Scenario
 
 RECORD = json.loads(measured.FILE.read_text())
 ROWS = RECORD["rows"]
@@ -122,3 +123,38 @@ def test_parameters_dealt_out_in_turn_are_not_those_that_were_saved(tmp_path: Pa
     ]
     assert weights[0].keys() == weights[1].keys()
     assert sum(weights[0][name] == weights[1][name] for name in weights[0]) == 1
+
+
+@needs_deepspeed
+@pytest.mark.gloo
+@pytest.mark.parametrize(("model", "strategy", "ranks"), [
+    ("gpt-tiny", {}, 2), ("llama-tiny", {"stage3_param_persistence_threshold": 64}, 2),
+    ("mlp-uneven", {"stage3_param_persistence_threshold": 0}, 3),
+])
+def test_save_16bit_model_gathers_and_writes_what_is_predicted(
+    model: str, strategy: dict[str, int], ranks: int, tmp_path: Path
+) -> None:
+    """gpt-tiny's head is tied: both of its modules gather the weight, and the file has it once."""
+    case = Scenario(
+        model={"preset": model},
+        batch={"micro_batch": 1, "sequence_length": 1 if model.startswith("mlp") else 16},
+        cluster={"preset": "cpu-gloo", "ranks": ranks},
+        strategy={"name": "deepspeed3", **strategy},
+        precision={"parameters": "bf16", "reduce": "bf16"},
+        checkpoint={"format": "deepspeed", "gather_16bit_weights": True},
+    )
+    seen = launch.launch(
+        f"{measured.RANKS}:weights_rank", {"text": case.to_toml(), "folder": str(tmp_path)},
+        world_size=ranks, timeout_s=300,
+    )
+    told = checkpoint(case)
+    for rank, each in enumerate(seen):
+        assert each["is_saved"]
+        assert [tuple(moved) for moved in each["moved"]] == [
+            (op.kind, op.nbytes) for op in told.save.program.of_rank(rank).steady
+            if op.unit == "weights" and op.kind in ("all_gather", "broadcast")
+        ]
+    sizes, names = seen[0]["sizes"], {p.fqn for p in case.model.named_parameters}
+    assert told.files[-1].name == "pytorch_model.bin"
+    assert told.files[-1].nbytes == sum(sizes[name] for name in names)
+    assert sizes.keys() - names == ({"lm_head.weight"} if model == "gpt-tiny" else set())

@@ -22,7 +22,7 @@ from zreal.processes.rank_settings import settle
 from zreal.processes.rendezvous import rendezvous
 from zsim.scenario.scenario import parse
 
-SAVED, UNIVERSAL = "saved", "universal"
+SAVED, UNIVERSAL, WEIGHTS = "saved", "universal", "pytorch_model.bin"
 OF_ENGINE = ("watch", "zeros_like", "aten::eq")
 """Operators that make what is none of a load's host memory: the engine's states, and bytes that
 compare step counters."""
@@ -60,6 +60,25 @@ def loaded_rank(
         "states": _states(trained), "weights": _weights(trained), "reads": reads,
         "peak": _host_peak(meter), "gathered": gathered,
     }
+
+
+def weights_rank(
+    arguments: dict[str, Any], *, rank: int, world_size: int, port: int, **_: Any
+) -> dict[str, Any]:
+    """Collectives in which a rank saves whole weights, by kind and bytes. Rank 0 has also the bytes
+    of each tensor in the file."""
+    trained = _trained(arguments["text"], rank=rank, world_size=world_size, port=port)
+    folder, engine = Path(arguments["folder"]), trained.subject.module
+    engine._config.zero_config.gather_16bit_weights_on_model_save = True
+    trained.recorder.take()
+    with trained.recorder:
+        is_saved = engine.save_16bit_model(folder, WEIGHTS)
+    moved = [(each.op, each.nbytes) for each in trained.recorder.take()]
+    dist.barrier()
+    sizes = {
+        name: each.nbytes for name, each in torch.load(folder / WEIGHTS).items()
+    } if rank == 0 else {}
+    return {"is_saved": is_saved, "moved": moved, "sizes": sizes}
 
 
 def _trained(text: str, *, rank: int, world_size: int, port: int) -> Observation:

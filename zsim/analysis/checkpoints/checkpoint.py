@@ -24,6 +24,7 @@ from zsim.analysis.checkpoints.program import RankFiles, program_of
 from zsim.analysis.checkpoints.reshard import CheckpointError
 from zsim.analysis.checkpoints.save import SAVES, batches
 from zsim.analysis.checkpoints.state import StateTensor, TrainingState
+from zsim.analysis.checkpoints.weights import save_weights, weights_file
 from zsim.errors import ScenarioError
 from zsim.ir.host_ledger import replay_host
 from zsim.ir.ledger_replay import replay
@@ -92,6 +93,8 @@ def checkpoint(scenario: Scenario, *, to_ranks: int | None = None) -> Checkpoint
         reads = universal_reads(written, wanted)
     else:
         reads = _reads(scenario, state, tensors, wanted)
+    if scenario.checkpoint.gather_16bit_weights:
+        written = (*written, weights_file(scenario))
     return CheckpointReport(
         scenario=scenario, files=written, reads=reads, conversion=converted,
         save=phase_of(scenario, _save(scenario, state, tensors), "save"),
@@ -156,15 +159,17 @@ def _save(
 ) -> Program:
     chosen, on_device = scenario.checkpoint, _is_on_device(scenario)
     save, held = SAVES[chosen.format], _held(scenario)
+
+    def make(rank: int) -> StepBuilder:
+        ops = RankFiles(
+            num_ranks=state.num_ranks, on_device=on_device, has_gpu=scenario.cluster.kind != "cpu"
+        )
+        if chosen.gather_16bit_weights:
+            save_weights(ops, scenario, rank)
+        return save(ops, state, tensors[rank], rank, chosen)
+
     return program_of(
-        scenario.mesh,
-        lambda rank: save(
-            RankFiles(
-                num_ranks=state.num_ranks, on_device=on_device,
-                has_gpu=scenario.cluster.kind != "cpu",
-            ), state, tensors[rank], rank,
-            chosen,
-        ),
+        scenario.mesh, make,
         moved=[tuple(batches(own)) for own in tensors],
         held=held,
     )

@@ -169,8 +169,9 @@ def _unmodelled(zero: ConfigKeys) -> None:
     """Leave out what changes no step, and refuse what would and is not modelled."""
     zero.ignore(
         "a file of whole weights beside checkpoints, for which rank 0's host holds all of them: "
-        "save_16bit_model is not modelled", "stage3_gather_16bit_weights_on_model_save",
-        "gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save",
+        "checkpoint.gather_16bit_weights tells what that takes",
+        "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
+        "stage3_gather_fp16_weights_on_model_save",
     )
     zero.ignore(
         UNSAID, "load_from_fp32_weights", "elastic_checkpoint",

@@ -29,7 +29,8 @@ def problems(parts: Any) -> Iterator[str]:
         yield (
             f"checkpoint.format: expected deepspeed or universal with {parts.strategy}, found "
             f"{checkpoint.format}; " + (
-                "the file of weights that save_16bit_model writes is not modelled"
+                "save_16bit_model writes weights beside these, with deepspeed3: "
+                "checkpoint.gather_16bit_weights = true"
                 if checkpoint.format == "consolidated" else "DeepSpeed writes no other"
             )
         )
@@ -38,6 +39,8 @@ def problems(parts: Any) -> Iterator[str]:
             f"checkpoint.format: expected no states on drives with {checkpoint.format}, found "
             f'some: {reason}; take offload.optimizer = "cpu"'
         )
+    if checkpoint.gather_16bit_weights:
+        yield from _weights_problems(parts)
     if checkpoint.format == "universal":
         yield from _universal_problems(parts)
     else:
@@ -68,6 +71,18 @@ def _unread(checkpoint: Checkpoint, saves: str) -> str:
     if checkpoint.format == "deepspeed":
         return "" if saves == "engine" else "their files are those of deepspeed3"
     return "reads of drives before its writes are not modelled"
+
+
+def _weights_problems(parts: Any) -> Iterator[str]:
+    """Refusals of weights that save_16bit_model gathers by other paths, or does not gather."""
+    where, strategy = "checkpoint.gather_16bit_weights: expected", STRATEGIES[parts.strategy]
+    if strategy.saves != "engine" or strategy.formula.stage != "zero3":
+        yield f"{where} only with deepspeed3, which gathers them, found with {parts.strategy}"
+        return
+    if parts.offload.parameters == "nvme":
+        yield f"{where} no parameters on drives, whose reads are not modelled, found some"
+    if parts.options.zero_quantized_weights or parts.options.zero_hpz_partition_size > 1:
+        yield f"{where} gathers of whole shards, found zero_quantized_weights or hpZ"
 
 
 def _universal_problems(parts: Any) -> Iterator[str]:

@@ -47,6 +47,11 @@ class CheckpointTable(Table):
         description="Whole tensors of a consolidated one go to rank 0's host memory; false: every "
                     "device keeps them until they are written.",
     )
+    gather_16bit_weights: bool = Field(
+        default=BY_DEFAULT.gather_16bit_weights,
+        description="DeepSpeed's save_16bit_model writes whole weights too, which deepspeed3 "
+                    "gathers into rank 0's host memory, to one file.",
+    )
     extract_workers: Workers = Field(
         default=BY_DEFAULT.extract_workers,
         description="Processes of ds_to_universal that each hold the file of a rank.",
@@ -70,6 +75,7 @@ def checkpoint_of(table: CheckpointTable, strategy: str) -> Checkpoint:
     return Checkpoint(
         format=table.format or STRATEGIES[strategy].checkpoint_format,
         asynchronous=table.asynchronous, cpu_offload=table.cpu_offload,
+        gather_16bit_weights=table.gather_16bit_weights,
         extract_workers=table.extract_workers, merge_workers=table.merge_workers,
         every_steps=every if isinstance(every, int) else None,
         every_ns=parse_period(every) if isinstance(every, str) else None,

@@ -20,6 +20,7 @@ from zsim.cluster.host import FileSystem
 from zsim.engine.costs.host_work import PAGEABLE_SHARE
 from zsim.engine.costs.op_costs import Costs
 from zsim.errors import ScenarioError
+from zsim.ir.host_ledger import replay_host
 from zsim.ir.laws.validate import validate
 from zsim.ir.program import parse
 from zsim.models.saving import OF_DEEPSPEED
@@ -158,6 +159,36 @@ def test_a_consolidated_save_of_states_in_host_memory_leaves_no_gathered_state_o
     assert largest < own.save.memory.device_bytes < 3 * largest
     assert own.save.memory.host_bytes > state
     assert own.save.memory.on_device == "FITS"
+
+
+@pytest.mark.parametrize("offload", [None, {"optimizer": "cpu", "parameters": "cpu"}])
+def test_weights_that_deepspeed_gathers_are_2_bytes_a_parameter_in_rank_0s_host_memory(
+    offload: Any
+) -> None:
+    """A device has one parameter more, gathered, and its shard if that is in host memory. The copy
+    of 2 bytes a parameter, and the write of one file, come before all that is saved without it."""
+    gathers, without = (
+        checkpoint(scenario(
+            strategy="deepspeed3", cluster="dgx-a100", offload=offload, format="deepspeed",
+            gather_16bit_weights=gathered,
+        ))
+        for gathered in (True, False)
+    )
+    numel, largest = gathers.scenario.model.num_parameters, 2 * 32_000 * 4096
+    assert [file for file in gathers.files if file not in without.files] == [
+        gathers.files[-1]
+    ]
+    assert gathers.files[-1].nbytes == 2 * numel
+    host = replay_host(gathers.save.program.ranks[0])
+    assert host["steady"].peak_bytes - host["construction"].end_bytes == 2 * numel
+    device = gathers.save.memory.device_bytes - without.save.memory.device_bytes
+    assert device == largest + (largest // 8 if offload else 0)
+    cluster = gathers.scenario.cluster
+    assert cluster.file_system is not None
+    least = 2 * numel / cluster.file_system.alone + 2 * numel / (
+        cluster.links.host.bandwidth * PAGEABLE_SHARE
+    )
+    assert 1 < (gathers.save.time.ns - without.save.time.ns) / (least * GB) < 1.3
 
 
 @pytest.mark.parametrize(("strategy", "weights"), [
@@ -336,7 +367,15 @@ def test_a_save_that_ends_within_its_interval_makes_none_wait() -> None:
      "of flat buffers of ZeRO"),
     ({"strategy": "deepspeed2", "format": "consolidated"},
      'checkpoint.format: expected deepspeed or universal with deepspeed2, found consolidated; '
-     "the file of weights that save_16bit_model writes is not modelled"),
+     "save_16bit_model writes weights beside these, with deepspeed3: "
+     "checkpoint.gather_16bit_weights = true"),
+    ({"strategy": "zero3", "format": "deepspeed", "gather_16bit_weights": True},
+     "checkpoint.gather_16bit_weights: expected only with deepspeed3, which gathers them, found "
+     "with zero3"),
+    ({"strategy": "deepspeed3", "format": "deepspeed", "gather_16bit_weights": True,
+      "offload": {"optimizer": "nvme", "parameters": "nvme"}},
+     "checkpoint.gather_16bit_weights: expected no parameters on drives, whose reads are not "
+     "modelled, found some"),
     ({"format": "consolidated", "asynchronous": True},
      'checkpoint.asynchronous: expected only with format = "sharded", which torch DCP writes so, '
      'found with "consolidated"'),

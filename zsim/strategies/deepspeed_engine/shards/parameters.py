@@ -195,6 +195,17 @@ def misread(offload: Offload, options: ShardOptions, model: ModelSpec, mesh: Mes
     return ""
 
 
+def persistent_among(
+    parameters: Iterable[Parameter], options: ShardOptions
+) -> Iterator[Parameter]:
+    """Small ones, until all have too many elements. A later one may be small enough again."""
+    left = options.stage3_model_persistence_threshold
+    for parameter in parameters:
+        if parameter.numel <= min(options.stage3_param_persistence_threshold, left):
+            yield parameter
+            left -= parameter.numel
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShardedParameters(EngineLayout):
     """The parameters of a training in `num_ranks` shards each, the last ones padded. Frozen ones
@@ -248,15 +259,8 @@ class ShardedParameters(EngineLayout):
 
     @cached_property
     def persistent(self) -> tuple[Parameter, ...]:
-        """Parameters that stay whole from step to step: small ones, until all have too many
-        elements. A later one may be small enough again."""
-        options, left = self.options, self.options.stage3_model_persistence_threshold
-        chosen = list[Parameter]()
-        for parameter in self.every:
-            if parameter.numel <= min(options.stage3_param_persistence_threshold, left):
-                chosen.append(parameter)
-                left -= parameter.numel
-        return tuple(chosen)
+        """Parameters that stay whole from step to step."""
+        return tuple(persistent_among(self.every, self.options))
 
     @cached_property
     def sub_groups(self) -> tuple[tuple[Parameter, ...], ...]:
