@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import zsim
 from zsim.analysis.scenario_warnings import caveats
+from zsim.scenario.derived import derived
 from zsim.scenario.scenario import Scenario, parse
 
 
@@ -92,6 +95,20 @@ def test_who_leaves_deepspeeds_step_on_the_host_to_torchs_loops_is_told_of_cpu_a
     lines = [line for line in cautions(case) if line.startswith("offload.adam")]
     assert len(lines) == bool(told)
     assert all(told in line and 'offload.adam = "deepspeed"' in line for line in lines)
+
+
+def test_who_has_a_cluster_file_without_the_time_of_an_operator_is_told() -> None:
+    """Files that were written before the key was known time an operator as a launch."""
+    known = zsim.Scenario(
+        model={"preset": "mlp-tiny"}, batch={"micro_batch": 1}, strategy={"name": "ddp"},
+        cluster={"preset": "dgx-h100"},
+    )
+    own = replace(known.cluster, overheads=replace(known.cluster.overheads, issue_operator=0))
+    told, silent = (
+        [line for line in cautions(case) if "issue_operator" in line]
+        for case in (derived(known, cluster=own), known)
+    )
+    assert (len(told), silent) == (1, [])
 
 
 @pytest.mark.parametrize("compiled", [True, False])

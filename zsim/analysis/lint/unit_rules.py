@@ -64,7 +64,7 @@ def tiny_units(case: LintCase) -> Iterator[LintFinding]:
     yield compared(
         case, fastest,
         fact=f"{counted(len(units), 'unit')} of {format_bytes(max(units))} at most: collectives of "
-             "so few bytes take their latency",
+             "so few bytes take their latency, and their hooks the host",
         remedy=f"use wrapping.every = {fastest.scenario.wrapping.every}",
     )
 

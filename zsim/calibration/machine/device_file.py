@@ -14,7 +14,7 @@ from zsim.calibration.fitting import write_cluster
 from zsim.calibration.fitting.planned_steps import PRODUCTS
 from zsim.calibration.fitting.write_cluster import Stamp, scaled
 from zsim.calibration.machine import machine_file
-from zsim.calibration.machine.device_fit import FittedConstant, FittedDevice
+from zsim.calibration.machine.device_fit import PACED, FittedConstant, FittedDevice
 from zsim.calibration.machine.fit import MachineError
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.cluster_presets import load_cluster
@@ -106,6 +106,9 @@ def _place(whole: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
 
 def _stamp(constant: FittedConstant, source: str) -> Stamp:
     doubt = f"; doubtful: {constant.doubt}" if constant.doubt else ""
+    if constant.key.removeprefix("overheads.") in PACED:
+        source = f"the preset's by the pace of overheads.issue_kernel, {source}"
+        return Stamp(source=source, about={"provenance": "assumed"})
     about = {"provenance": "measured"}
     if constant.key.startswith("device."):
         about = {"provenance": "calibrated", "width": f"{100 * constant.width:.1f} %"}

@@ -38,6 +38,7 @@ from zsim.ir.ops import (
     NORM_STEP,
     SCALE_SCORES,
     SOFTMAX_PRODUCT,
+    Alloc,
     Kernel,
     Op,
 )
@@ -49,7 +50,7 @@ HOOKED = frozenset({"all_gather", "reduce_scatter"})
 replicas is issued with the reduce-scatter before it."""
 OF_MODELS = frozenset({"forward", "recompute", "backward"})
 """Kinds of ops whose kernels are operators of a model."""
-SINGLE_CALLS = frozenset({NORM_STEP, LOSS_STEP})
+SINGLE_CALLS = frozenset({ACCUMULATE, NORM_STEP, LOSS_STEP})
 """Operators of a Program that are one call of torch each."""
 CALLS = 2.7
 """Calls of torch that another operator is in the mean: 125 of 46 in a block of Llama, forward and
@@ -334,16 +335,15 @@ class Costs:
             return overheads.issue_collective + (self._hook_ns if op.kind in HOOKED else 0)
         if op.kind == "optimizer" and self.execution.dtensors:
             return (overheads.issue_kernel + overheads.step_dtensor) * len(op.kernels)
-        own, (launches, operators) = self.execution.issue_kernel_ns, self._launched(op.kernels)
-        if own is not None:
-            return own * launches
-        issued = overheads.issue_kernel * launches
-        if overheads.issue_operator and op.kind in OF_MODELS and not self.execution.compile:
+        launches, operators = self._launched(op.kernels)
+        own = self.execution.issue_kernel_ns
+        issued = (overheads.issue_kernel if own is None else own) * launches
+        eager = own is None and op.kind in OF_MODELS and not self.execution.compile
+        if eager and overheads.issue_operator:
             calls = CALLS if self.execution.by_call else 1.0
             more = round(overheads.issue_operator / calls) - overheads.issue_kernel
             issued += max(0, more) * operators
-        # alone a rank runs its hooks too, and has copies in place of collectives
-        if self.cluster.num_ranks == 1 and op.kind == "copy" and op.stream == "compute":
+        if self.cluster.num_ranks == 1 and _stands_for_hooked(op):
             issued += self._hook_ns
         return issued
 
@@ -380,3 +380,14 @@ class Costs:
                 sum(kernel.operator not in SINGLE_CALLS for kernel in own),
             )
         return known[1]
+
+
+def _stands_for_hooked(op: Op) -> bool:
+    """True for the copy that a rank alone makes in a hook, where others gather or reduce."""
+    gathers = any(
+        type(event) is Alloc and event.kind == "unsharded_parameters" for event in op.memory
+    )
+    reduces = op.stream == "reduce_scatter" and any(
+        kernel.operator == "copy" for kernel in op.kernels
+    )
+    return op.kind == "copy" and (gathers or reduces)
