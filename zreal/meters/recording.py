@@ -6,7 +6,7 @@ spans, and all lengths are kept, so that what recording costs can be seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,11 +18,11 @@ from zreal.meters.timeline import Describe, Mark, MarkedCall, StepMarks, Timelin
 from zsim.ir.ops import COLLECTIVES, Op
 from zsim.ir.run import Span
 from zsim.models.spec import ModelSpec
+from zsim.runs.figures.intervals import TimeInterval, union_of
 
 MOST_RECORDED = 9
 """Steps that are recorded at most; fewer where fewer were timed."""
 COMPUTE = "compute"
-Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def spans_of_step(
     step: StepMarks, clock: StepClock, planned: Sequence[Op]
 ) -> tuple[int, tuple[Span, ...]]:
     """The length of a recorded step, and its spans by the time at which they began."""
-    waits = joined((clock.ns(start), clock.ns(end)) for start, end in step.waits)
+    waits = union_of((clock.ns(start), clock.ns(end)) for start, end in step.waits)
     spans = [
         *_collectives(step.calls, clock, planned, step.step_ns),
         *_compute(step.marks, waits, clock, step.step_ns),
@@ -109,7 +109,7 @@ def _collectives(
 
 
 def _compute(
-    marks: Sequence[Mark], waits: Sequence[Interval], clock: StepClock, end_ns: int
+    marks: Sequence[Mark], waits: Sequence[TimeInterval], clock: StepClock, end_ns: int
 ) -> Iterator[Span]:
     """Intervals of the compute stream by unit, less those in which it waits for collectives."""
     moments = [*(clock.ns(mark.moment) for mark in marks), end_ns]
@@ -132,18 +132,7 @@ def _compute(
         yield last
 
 
-def joined(intervals: Iterable[Interval]) -> list[Interval]:
-    """Disjoint intervals in order that cover the same time."""
-    merged: list[Interval] = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def without(interval: Interval, others: Sequence[Interval]) -> Iterator[Interval]:
+def without(interval: TimeInterval, others: Sequence[TimeInterval]) -> Iterator[TimeInterval]:
     """Parts of `interval` that lie in none of the `others`, which are disjoint and in order."""
     start, end = interval
     for begin, until in others:

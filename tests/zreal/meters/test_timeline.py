@@ -14,13 +14,14 @@ import zsim
 from tests.support.folders import PARITY
 from zreal import torch_private
 from zreal.meters.clocks import HostClock, clock_of
-from zreal.meters.recording import joined, record, without
+from zreal.meters.recording import record, without
 from zreal.meters.timeline import TimelineRecorder
 from zsim.cli.main import main
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.run import CollectiveRecord
 from zsim.runs import saved
 from zsim.runs.figures import metrics
+from zsim.runs.figures.intervals import union_of
 from zsim.scenario.plan import plan
 
 COMPUTE = ("forward", "backward", "recompute", "optimizer")
@@ -113,7 +114,7 @@ def test_nothing_stays_behind_where_a_step_was_recorded() -> None:
 
 
 def test_a_waiting_stream_is_cut_out_of_what_computes() -> None:
-    waits = joined([(30, 40), (10, 20), (15, 25)])
+    waits = union_of([(30, 40), (10, 20), (15, 25)])
     assert waits == [(10, 25), (30, 40)]
     assert list(without((0, 35), waits)) == [(0, 10), (25, 30)]
     assert list(without((10, 25), waits)) == []
