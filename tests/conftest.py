@@ -63,10 +63,15 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """After each file, and each test that has imported something, do so with what is there then.
 
-    torch imports half of itself at the first step of an optimizer.
+    torch imports half of itself at the first step of an optimizer. A test that leaves a process
+    group behind fails itself, and not those that come after it.
     """
     if nextitem is None or nextitem.path != item.path or len(sys.modules) > _num_modules:
         pytest_collection_finish()
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_initialized():
+        dist.destroy_process_group()
+        pytest.fail(f"{item.nodeid} left a process group behind: expected it to be destroyed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

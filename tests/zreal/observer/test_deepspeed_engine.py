@@ -112,18 +112,23 @@ class Hooks:
 
 
 def test_a_work_of_gloo_keeps_the_hooks_of_its_thread_until_it_is_dropped() -> None:
-    """A checkpoint keeps the input of a block by these hooks, if a gather ahead begins in it."""
+    """A checkpoint keeps the input of a block by these hooks, if a gather ahead begins in it.
+
+    gloo's own thread drops the work a moment after it is done: it has ended once the group has.
+    """
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    hooks = Hooks()
-    alive = weakref.ref(hooks)
-    with saved_tensors_hooks(hooks.pass_on, hooks.pass_on):
-        work = dist.all_gather_into_tensor(torch.empty(4), torch.ones(4), async_op=True)
-    del hooks
-    work.wait()
+    try:
+        hooks = Hooks()
+        alive = weakref.ref(hooks)
+        with saved_tensors_hooks(hooks.pass_on, hooks.pass_on):
+            work = dist.all_gather_into_tensor(torch.empty(4), torch.ones(4), async_op=True)
+        del hooks
+        work.wait()
+    finally:
+        dist.destroy_process_group()
     assert alive() is not None
     del work
     assert alive() is None
-    dist.destroy_process_group()
 
 
 BF16: dict[str, Any] = {"bf16": {"enabled": True}, "gradient_accumulation_steps": 2}
