@@ -135,6 +135,22 @@ def test_a_few_cores_step_slower_than_memory_allows() -> None:
     assert step_ns(nodes, op(0, "adamw.foreach", 50 * GB, "host")) == 10 * GB
 
 
+@pytest.mark.parametrize(("dtype", "seconds"), [("float32", 5), ("bfloat16", 10), ("float16", 10)])
+def test_a_thread_steps_elements_of_two_bytes_as_slowly_as_those_of_four(
+    dtype: str, seconds: int
+) -> None:
+    """Half as many bytes a second, then. Several passes are bound otherwise."""
+    nodes = cluster(cores=8, thread_bandwidth=10 * GB)
+    fused, foreach = (
+        Op(0, "optimizer", "unit", "host", (), kernels=(
+            Kernel(f"adamw.{how}", 0, 50 * GB, dtype, location="host"),
+        ))
+        for how in ("fused", "foreach")
+    )
+    assert step_ns(nodes, fused) == seconds * GB
+    assert step_ns(nodes, foreach) == 10 * GB
+
+
 @pytest.mark.parametrize(("threads", "seconds"), [(1, 5), (2, 2.5), (4, 1.25), (5, 1), (64, 1)])
 def test_a_rank_steps_by_the_threads_that_it_is_said_to_have(
     threads: int, seconds: float
