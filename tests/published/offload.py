@@ -17,6 +17,7 @@ from typing import Any
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.host import Drives
+from zsim.engine.costs.host_work import threads_of
 from zsim.ir.run import RunRecord, band_of
 from zsim.runs.backend import RunOptions
 from zsim.runs.figures.metrics import band_ns
@@ -45,10 +46,13 @@ class Case:
     machine: Callable[[ClusterSpec], ClusterSpec] = lambda cluster: cluster
     kept: Mapping[str, Any] | None = None
     """The tables of the run to whose time this one's is compared; None where there is none."""
+    threads: int | None = None
+    """Threads of each rank that the run's own software gave; None where it is not known."""
 
-    def scenario(self, **changes: Any) -> Scenario:
-        """The scenario, with tables changed."""
-        made = Scenario(**{**self.tables, **changes})
+    def scenario(self, *, threads: int | None = None) -> Scenario:
+        """The scenario, with `threads` of each rank instead of those of the run."""
+        told = {"execution": {"host_threads": threads or self.threads}}
+        made = Scenario(**{**self.tables, **told})
         return derived(made, cluster=self.machine(made.cluster))
 
 
@@ -114,7 +118,7 @@ QWEN_72B = trained(
 )
 QWEN_06B = trained(
     llama(28, 1024, 16, num_kv_heads=8, head_dim=128, feed_forward=3072, **QWEN),
-    {"preset": "dgx-h100", "ranks": 1}, "zero1", tokens=4096, step="for-loop",
+    {"preset": "dgx-h100", "ranks": 1}, "zero1", tokens=4096,
 )
 V100 = {"preset": "dgx-a100", "device": "v100-32", "nodes": 2}
 RECOMPUTED = {"activation_checkpointing": {"mode": "full"}, "dtype": "fp16"}
@@ -128,7 +132,25 @@ def qwen3_4b(step: str) -> Case:
             {"preset": "dgx-h100", "ranks": 1}, "zero2", tokens=2048, step=step,
             offload={"optimizer": "cpu"},
         ),
-        assumed="an H100's server for one with an RTX PRO 6000; the step less forward and backward",
+        assumed="an H100's server for one with an RTX PRO 6000; the step less forward and "
+                "backward; one thread, as its launcher sets it",
+        threads=1,
+    )
+
+
+def torchtune(threads: int | None) -> Case:
+    """A recipe of torchtune's, which sets as many threads as a rank has cores."""
+    tables = trained(
+        {"preset": "llama-3-70b"}, {"preset": "dgx-a100"}, "fsdp2", tokens=256, micro_batch=2,
+        activation_checkpointing={"mode": "full"},
+    )
+    tables["strategy"] |= {"offload": True}
+    tables["precision"] |= {"master": False}
+    return Case(
+        tables=tables, threads=threads,
+        assumed="two sequences of 256 tokens a GPU, FSDP2 for FSDP1" + (
+            "" if threads else "; twice the time of the other, as told, with torchrun's one thread"
+        ),
     )
 
 
@@ -156,7 +178,8 @@ CASES = {
             llama(36, 2048, 16, num_kv_heads=2, feed_forward=11_008, qkv_bias=True, **QWEN),
             {"preset": "dgx-a100-40", "ranks": 2}, "deepspeed2", tokens=2048, offload=ADAM,
         ),
-        assumed=SEQUENCE,
+        assumed=f"{SEQUENCE}; 64 threads, as `--bind_cores_to_rank` divides 128 cores",
+        threads=64,
     ),
     "Qwen 72B, nothing offloaded": Case(
         tables=QWEN_72B, assumed="a sequence of 8,192 tokens a GPU"
@@ -168,8 +191,11 @@ CASES = {
     "Qwen3 4B, fused step": qwen3_4b("fused"), "Qwen3 4B, default step": qwen3_4b("for-loop"),
     "Qwen3 0.6B, optimizer offloaded": Case(
         tables=QWEN_06B | {"offload": {"optimizer": "cpu"}}, kept=QWEN_06B,
-        assumed="any batch, as the difference of two runs; torch's step on a CPU, a loop",
+        assumed="any batch, as the difference of two runs; Megatron's step, which is torch's "
+                "fused; one thread, as Ray sets it",
+        threads=1,
     ),
+    "Llama 3 70B, all offloaded": torchtune(16), "Llama 3 70B, threads not set": torchtune(None),
     "GPT 1.35B, optimizer offloaded": Case(
         tables=trained(
             gpt(24, 2048, 16), {"preset": "pcie-box", "device": "rtx-4090-24", "ranks": 1},
@@ -196,6 +222,8 @@ class Row:
     predicted: float
     low: float
     high: float
+    threads: int
+    """Threads of each rank in the prediction."""
     by_one_thread: float
 
     @property
@@ -214,10 +242,8 @@ def simulated(run: str, *, threads: int | None, kept: bool = False) -> RunRecord
     case = CASES[run]
     if kept:
         assert case.kept is not None
-        case = Case(tables=case.kept, assumed=case.assumed, machine=case.machine)
-    return SimBackend().run(
-        case.scenario(execution={"host_threads": threads}), options=RunOptions()
-    )
+        case = replace(case, tables=case.kept)
+    return SimBackend().run(case.scenario(threads=threads), options=RunOptions())
 
 
 def taken(run: str, part: str, *, threads: int | None = None) -> float:
@@ -246,9 +272,8 @@ def rows() -> Iterator[Row]:
         published = list(csv.DictReader(file))
     for row in published:
         run, part, amount = row["run"], row["part"], float(row["published"])
-        record = simulated(run, threads=None)
+        record, case = simulated(run, threads=None), CASES[run].scenario()
         if row["unit"] == "TFLOP/s":
-            case = CASES[run].scenario()
             tokens = case.batch.micro_batch * case.batch.sequence_length
             flops = FLOPS_PER_TOKEN * case.model.num_parameters * tokens
             amount = flops / (amount * 10**12)
@@ -259,6 +284,7 @@ def rows() -> Iterator[Row]:
             run=run, gpus=row["gpus"], part=part, published=amount,
             at_least=row["least"] == "yes", predicted=predicted,
             low=max(0.0, predicted - (step - low) / 10**9), high=predicted + (high - step) / 10**9,
+            threads=int(threads_of(case.cluster, case.executed)),
             by_one_thread=taken(run, part, threads=1),
         )
 
@@ -275,7 +301,7 @@ def line(row: Row) -> str:
         f"| {row.run} | {row.gpus} | {row.part} | {least}{seconds(row.published)} | "
         f"{seconds(row.predicted)} | {100 * row.error:+.0f} % | {seconds(row.low)} to "
         f"{seconds(row.high)} | {'yes' if row.in_band else '**no**'} | "
-        f"{seconds(row.by_one_thread)} |"
+        f"{row.threads} | {seconds(row.by_one_thread)} |"
     )
 
 

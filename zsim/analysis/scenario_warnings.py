@@ -7,10 +7,12 @@ It knows scenarios and Programs, and refuses nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from zsim.analysis.lint import unit_rules
 from zsim.analysis.lint.case import LintCase
 from zsim.cluster.cluster import ClusterSpec
+from zsim.engine.costs import host_work
 from zsim.engine.costs.host_work import PASSES
 from zsim.engine.faults.fault import LostLink, SlowLink
 from zsim.errors import Caveat
@@ -21,6 +23,9 @@ from zsim.models.training_options import DTYPE_NAMES, DTYPE_NBYTES
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
+from zsim.strategies.building import optimizers
+from zsim.strategies.building.host_step import located
+from zsim.strategies.building.kernels import MASTER_DTYPE
 
 
 def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
@@ -29,7 +34,7 @@ def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
         *_half_precision(scenario), *_single_precision(scenario), *_by_itself(scenario),
         *_launches_alone(scenario), *_compiled(scenario), *_compressed(scenario),
         *_reserved(scenario), *_one_unit(scenario),
-        *_idle_links(scenario), *_torch_step(scenario),
+        *_idle_links(scenario), *_torch_step(scenario), *_threads(scenario),
         *STRATEGIES[scenario.strategy].drive_caveats(
             scenario.offload, scenario.options, scenario.model, scenario.mesh, scenario.precision
         ),
@@ -125,6 +130,38 @@ def _torch_step(scenario: Scenario) -> Iterator[str]:
             f'offload.adam: the host steps with torch\'s {optimizer.implementation}, at {share} of '
             'DeepSpeedCPUAdam\'s rate, which DeepSpeed takes for "AdamW" with offload unless told '
             'otherwise: offload.adam = "deepspeed"'
+        )
+
+
+def _threads(scenario: Scenario) -> Iterator[str]:
+    """Threads of torch's ranks for a step on the host, which its launcher sets and nobody told."""
+    offload, settings, execution = scenario.offload, scenario.optimizer, scenario.executed
+    strategy, cluster = STRATEGIES[scenario.strategy], scenario.cluster
+    moved = strategy.offloads(scenario.options)
+    if not execution.torchrun or not (moved or offload.optimizer):
+        return
+    if offload.adam == "deepspeed":
+        settings = replace(settings, implementation="fused")
+    kernels = located(
+        optimizers.kernels(
+            [1], optimizer=settings, device="cpu",
+            dtype=scenario.precision.stepped if moved else MASTER_DTYPE,
+        ),
+        implementation=settings.implementation,
+    )
+    fastest, slowest = host_work.by_threads(kernels, cluster, execution)
+    cores = int(host_work.threads_of(cluster)) or "all"
+    if fastest < 1:
+        yield (
+            "execution.host_threads: the host's step has one thread a rank, as torchrun sets "
+            f"OMP_NUM_THREADS, and takes {1 / fastest:.1f} times as long as with {cores}: "
+            f"OMP_NUM_THREADS={cores} and execution.host_threads = {cores}"
+        )
+    elif slowest > 1:
+        yield (
+            f"execution.host_threads: the host's step has {cores} cores; with one thread, as "
+            f"accelerate and Ray set OMP_NUM_THREADS, it takes {slowest:.1f} times as long: "
+            "execution.host_threads = 1"
         )
 
 

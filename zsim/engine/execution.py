@@ -25,7 +25,7 @@ Float32Products = Literal["ieee", "tf32"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """The `execution` table of a scenario, and four facts that other tables decide."""
+    """The `execution` table of a scenario, and facts that other tables decide."""
 
     compile: bool = False
     """torch.compile fuses chains of element-wise kernels."""
@@ -75,7 +75,10 @@ class Execution:
     issue_kernel_ns: int | None = None
     """The host's time to issue a kernel; None for that of the cluster's preset."""
     host_threads: int | None = None
-    """Threads of a rank's optimizer on the host; None for its part of the node's cores."""
+    """Threads of a rank's optimizer on the host; None for those that its launcher gives it."""
+    torchrun: bool = False
+    """torchrun starts the ranks, and gives each one thread where a node has several. Others leave
+    each its part of the node's cores. Strategy and cluster decide it."""
     hooks: float = 0.0
     """Host's time of the hooks of modules that issue all-gathers and reduce-scatters, over that of
     FSDP's; 0 for none. The strategy decides it."""

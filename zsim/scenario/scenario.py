@@ -248,7 +248,7 @@ class Scenario:
         strategy, on_cpu = STRATEGIES[self.strategy], cluster.kind == "cpu"
         return replace(
             self.execution, hooks=strategy.hooks, dtensors=strategy.dtensors and on_cpu,
-            by_call=isinstance(self.model, TracedModel),
+            torchrun=strategy.torchrun and not on_cpu, by_call=isinstance(self.model, TracedModel),
             drive_queue_nbytes=self.offload.drive_queue_nbytes,
             synchronous=on_cpu
             and (strategy.hooks > 0 or (strategy.is_own and not cluster.has_idle_cores)),

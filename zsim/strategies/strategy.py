@@ -253,6 +253,11 @@ class Strategy:
         return self.library == "zsim"
 
     @property
+    def torchrun(self) -> bool:
+        """True where torchrun starts its ranks. DeepSpeed has a launcher of its own."""
+        return self.library != "deepspeed"
+
+    @property
     def checkpoint_format(self) -> CheckpointFormat:
         """The format of checkpoints where a scenario names none."""
         return "deepspeed" if self.saves == "engine" else "sharded"

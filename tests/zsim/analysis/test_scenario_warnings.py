@@ -97,6 +97,34 @@ def test_who_leaves_deepspeeds_step_on_the_host_to_torchs_loops_is_told_of_cpu_a
     assert all(told in line and 'offload.adam = "deepspeed"' in line for line in lines)
 
 
+@pytest.mark.parametrize(("strategy", "implementation", "ranks", "execution", "told"), [
+    ({"name": "zero2"}, "for-loop", 8, {}, "one thread a rank, as torchrun sets OMP_NUM_THREADS, "
+     "and takes 3.5 times as long as with 14: OMP_NUM_THREADS=14 and "
+     "execution.host_threads = 14"),
+    ({"name": "zero2"}, "fused", 8, {}, "takes 1.2 times"),
+    ({"name": "zero2"}, "fused", 1, {}, "has 112 cores; with one thread, as accelerate and Ray set "
+     "OMP_NUM_THREADS, it takes 9.2 times as long"),
+    ({"name": "fsdp2", "offload": True}, "foreach", 8, {}, "takes 2.3 times"),
+    ({"name": "zero2"}, "for-loop", 8, {"host_threads": 1}, ""),
+    ({"name": "fsdp2"}, "foreach", 8, {}, ""), ({"name": "deepspeed2"}, "for-loop", 8, {}, ""),
+])
+def test_who_leaves_the_threads_of_a_step_on_the_host_to_the_launcher_is_told_what_they_cost(
+    strategy: dict[str, str | bool], implementation: str, ranks: int, execution: dict[str, int],
+    told: str,
+) -> None:
+    """Memory's part of a rank is 46 GB/s. A thread takes 40, 20 or 13 of them."""
+    case = zsim.Scenario(
+        model={"preset": "gpt-small"}, batch={"micro_batch": 1, "sequence_length": 64},
+        cluster={"preset": "dgx-h100", "ranks": ranks}, strategy=strategy,
+        precision={"parameters": "bf16", "reduce": "bf16"}, execution=execution,
+        optimizer={"implementation": implementation},
+        offload={} if strategy["name"] == "fsdp2" else {"optimizer": "cpu"},
+    )
+    lines = [line for line in cautions(case) if line.startswith("execution.host_threads")]
+    assert len(lines) == bool(told)
+    assert all(told in line for line in lines)
+
+
 def test_who_has_a_cluster_file_without_the_time_of_an_operator_is_told() -> None:
     """Files that were written before the key was known time an operator as a launch."""
     known = zsim.Scenario(

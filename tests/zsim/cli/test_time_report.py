@@ -21,7 +21,7 @@ from zsim.engine.simulate_step import simulate_step
 from zsim.io.units import format_time
 from zsim.ir.ops import COLLECTIVES
 from zsim.scenario import scenario
-from zsim.scenario.plan import Planned, plan
+from zsim.scenario.plan import Planned, plan, planned
 from zsim.scenario.scenario import Scenario
 
 TEXT = """
@@ -38,7 +38,10 @@ def reported(planned: Planned, *, hosted_ns: int = 0) -> tuple[Why, list[str]]:
     step = time_report.timed(planned)
     why = explain_step(planned.scenario, planned.program, step.timeline)
     helps = time_report.hiding(planned)
-    lines = time_report.lines(why, helps, step=time_report.whole(step), hosted_ns=hosted_ns)
+    lines = time_report.lines(
+        why, helps, step=time_report.whole(step), hosted_ns=hosted_ns,
+        host_bound=time_report.host_bound(planned.program.of_rank(0).steady, step.costs),
+    )
     return why, list(lines)
 
 
@@ -123,6 +126,25 @@ def test_a_host_that_steps_itself_is_told_apart_from_one_that_launches_too_slowl
     assert "execution.compile" not in sentences[1]
 
 
+@pytest.mark.parametrize(("execution", "told"), [
+    ({}, "bound by 1 thread a rank; more help (OMP_NUM_THREADS, execution.host_threads), or"),
+    ({"host_threads": 2}, "bound by 2 threads a rank"),
+    ({"host_threads": 14}, "bound by its memory's bandwidth; more nodes help, or"),
+])
+def test_a_step_on_the_host_is_told_what_bounds_it(
+    execution: dict[str, int], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch's loop takes 13 GB/s of a rank's 46 with torchrun's one thread, and 27 with two."""
+    case = Scenario(
+        model={"preset": "gpt-small"}, batch={"micro_batch": 1, "sequence_length": 64},
+        cluster={"preset": "dgx-h100"}, strategy={"name": "zero2"},
+        precision={"parameters": "bf16"}, optimizer={"implementation": "for-loop"},
+        offload={"optimizer": "cpu"}, execution=execution,
+    )
+    time_report.show(planned(case))
+    assert told in " ".join(capsys.readouterr().out.split())
+
+
 def test_ranks_of_one_node_share_its_memory_whatever_their_number() -> None:
     """All states are stepped on the node's processors, by one rank or by eight; only a second node
     halves what is left of it."""
@@ -130,6 +152,7 @@ def test_ranks_of_one_node_share_its_memory_whatever_their_number() -> None:
 model.preset = "llama-3.2-1b"
 batch = { micro_batch = 1, sequence_length = 512 }
 strategy = { name = "fsdp2", offload = true }
+execution.host_threads = 112
 """
     hosted = []
     for cluster in ("ranks = 1", "ranks = 2", "ranks = 8", "nodes = 2"):

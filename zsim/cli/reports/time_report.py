@@ -13,10 +13,11 @@ from zsim.analysis.simulated_step import explain_step
 from zsim.cli import terminal
 from zsim.cli.reports import run_report
 from zsim.engine.bands import error_bands
+from zsim.engine.costs import host_work
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.engine.timeline import Timeline, Times
-from zsim.io.units import format_time
+from zsim.io.units import counted, format_time
 from zsim.ir.ops import Op
 from zsim.runs import fault_support
 from zsim.runs.figures import step_time
@@ -111,15 +112,25 @@ def show(planned: Planned) -> None:
     """Print the report as text."""
     case = timed(planned)
     reasons = explain_step(planned.scenario, planned.program, case.timeline)
+    ops = planned.program.of_rank(reasons.rank).steady
     for line in lines(
         reasons, hiding(planned, case.timeline), step=whole(case),
         synchronous=planned.scenario.executed.synchronous,
         hosted_ns=hosted_ns(
-            planned.program.of_rank(reasons.rank).steady, case.costs,
-            case.timeline.ranks[case.timeline.representatives[reasons.rank]],
+            ops, case.costs, case.timeline.ranks[case.timeline.representatives[reasons.rank]]
         ),
+        host_bound=host_bound(ops, case.costs),
     ):
         terminal.say_table(line)
+
+
+def host_bound(ops: Sequence[Op], costs: Costs) -> str:
+    """The bound of kernels on the host, with what helps: too few threads, or memory."""
+    kernels = [each for op in ops for each in op.kernels if each.location == "host"]
+    if host_work.bound_by_threads(kernels, costs.cluster, costs.execution):
+        threads = counted(int(host_work.threads_of(costs.cluster, costs.execution)), "thread")
+        return f"bound by {threads} a rank; more help (OMP_NUM_THREADS, execution.host_threads)"
+    return "bound by its memory's bandwidth; more nodes help"
 
 
 def hosted_ns(ops: Sequence[Op], costs: Costs, times: Times) -> int:
@@ -133,9 +144,11 @@ def hosted_ns(ops: Sequence[Op], costs: Costs, times: Times) -> int:
 
 
 def lines(
-    reasons: Why, helps: Hiding, *, step: Whole, synchronous: bool = False, hosted_ns: int = 0
+    reasons: Why, helps: Hiding, *, step: Whole, synchronous: bool = False, hosted_ns: int = 0,
+    host_bound: str = "",
 ) -> Iterator[str]:
-    """Lines of the report; `hosted_ns`: nanoseconds of kernels on the host."""
+    """Lines of the report; `hosted_ns`: nanoseconds of kernels on the host, whose bound is
+    `host_bound`."""
     waits = reasons.host_bound_ns
     host = f"waits {format_time(waits)} for the host" if waits else "never waits for the host"
     took = run_report.step_words(step.step_ns, step.band_ns, step.calibration)
@@ -154,8 +167,8 @@ def lines(
         )
     if hosted_ns:
         yield (
-            f"  {format_time(hosted_ns)} of optimizer and copies on the host, bound by its "
-            "memory's bandwidth; more nodes help, or states on the device"
+            f"  {format_time(hosted_ns)} of optimizer and copies on the host, "
+            f"{host_bound}, or states on the device"
         )
     elif reasons.host_bound:
         yield (

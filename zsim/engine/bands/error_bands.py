@@ -119,6 +119,7 @@ def step_shares(
     fused = SOFTWARE if costs.execution.compile or costs.execution.float8 else 0.0
     power = POWER * (1 - costs.cluster.device.clocks)
     constants = _compute_width(by_constant, figures, costs.cluster)
+    shorter, longer = _other_steps(ops, costs)
     return StepShares(
         compute=StepShare(
             share=took["busy"] / step, width=hypot(constants, software, fused, power)
@@ -134,7 +135,7 @@ def step_shares(
         growth=GROWTH * max(0.0, log2(costs.cluster.num_nodes / KNOWN_NODES)),
         paused=0.0 if costs.cluster.kind == "cpu" else PAUSE_NS / max(step, PAUSED_NS),
         issuing=0.0 if costs.execution.synchronous else took["issuing"] / step,
-        stepped=took["stepped"] / step * _longer_steps(ops, costs),
+        stepped=took["stepped"] / step * longer, hurried=took["stepped"] / step * shorter,
         full=FULL if program.room == "tight" else 0.0,
         unroomed=NO_ROOM if program.room == "none" else 0.0,
         least=max(
@@ -143,14 +144,15 @@ def step_shares(
     )
 
 
-def _longer_steps(ops: Sequence[Op], costs: Costs) -> float:
-    """Share by which the optimizer's step on the host may take longer, as published ones do, or by
-    one thread. torchrun gives a rank no more. 0 on a CPU."""
+def _other_steps(ops: Sequence[Op], costs: Costs) -> tuple[float, float]:
+    """Shares by which the optimizer's step on the host may be shorter, with all cores, and longer,
+    as published ones are, or with one thread. 0 on a CPU."""
     if costs.cluster.kind == "cpu":
-        return 0.0
+        return 0.0, 0.0
     kernels = [each for op in _stepped(ops) for each in op.kernels if each.location == "host"]
-    slower = host_work.by_one_thread(kernels, costs.cluster, costs.execution)
-    return max(HOST_STEP, slower / (1 - HOST) - 1)
+    fastest, slowest = host_work.by_threads(kernels, costs.cluster, costs.execution)
+    shorter = 1 - fastest * (1 - HOST) if fastest < 1 else 0.0
+    return shorter, max(HOST_STEP, slowest / (1 - HOST) - 1)
 
 
 def _stepped(ops: Sequence[Op]) -> list[Op]:

@@ -59,6 +59,8 @@ class StepShares:
     """Share of the step: the host's own time to issue its ops."""
     stepped: float = 0.0
     """Addition of a slower optimizer's step on a GPU's host, as a share of the step."""
+    hurried: float = 0.0
+    """Reduction of that step by more threads, as a share of the whole step."""
     full: float = 0.0
     """Addition of a device that gives cached memory back in the step, or may have to, as a share of
     it."""
@@ -100,7 +102,9 @@ class StepShares:
     def _summed(self, shorter: float, longer: float) -> tuple[float, float]:
         """The factors where collectives make the step so much `shorter` or `longer`."""
         unroomed = StepShare(share=1.0, width=self.unroomed)
-        low = hypot(self.compute.faster, shorter, self.host.faster, unroomed.faster)
+        low = hypot(
+            self.compute.faster, shorter, self.host.faster, unroomed.faster, self.hurried
+        )
         high = hypot(
             self.compute.slower, longer, self.later, self.paused, self.beside, self.full,
             unroomed.slower, self.stepped,

@@ -68,7 +68,7 @@ def _rate(kernel: Kernel, cluster: ClusterSpec, execution: Execution) -> int:
     if is_link(kernel):
         link = cluster.links.host.bandwidth
         return int(link * PAGEABLE_SHARE) if kernel.operator.endswith(PAGEABLE) else link
-    threads = execution.host_threads or threads_of(cluster)
+    threads = threads_of(cluster, execution)
     if not threads:
         return cluster.host_memory_bandwidth
     _, _, implementation = kernel.operator.partition(".")
@@ -84,31 +84,49 @@ def _drive_rate(kernel: Kernel, cluster: ClusterSpec) -> int:
     return cluster.drives.read if kernel.operator == "read" else cluster.drives.write
 
 
-def by_one_thread(
+def by_threads(
     kernels: Collection[Kernel], cluster: ClusterSpec, execution: Execution
-) -> float:
-    """Time of steps on the host with one thread a rank, over that with those of `execution`.
+) -> tuple[float, float]:
+    """Times of steps on the host with the rank's part of all cores, and with one thread, over that
+    with the threads of `execution`.
 
-    All ranks of a node step at once. 1 for no steps, and where the scenario says its threads.
+    All ranks of a node step at once. Both are 1 for no steps, and where the scenario says its
+    threads.
     """
     if execution.host_threads is not None:
-        return 1.0
-    alone = replace(execution, host_threads=1)
+        return 1.0, 1.0
     part = cluster.host_memory_bandwidth / neighbours(cluster)
     took = [
         sum(each.nbytes / min(_rate(each, cluster, threads), part) for each in kernels)
-        for threads in (execution, alone)
+        for threads in (
+            execution, replace(execution, torchrun=False), replace(execution, host_threads=1)
+        )
     ]
-    return took[1] / took[0] if took[0] else 1.0
+    return (took[1] / took[0], took[2] / took[0]) if took[0] else (1.0, 1.0)
 
 
-def threads_of(cluster: ClusterSpec) -> int | Fraction:
-    """Whole cores of a node for each of its ranks, or a share of one where ranks are more.
+def bound_by_threads(
+    kernels: Collection[Kernel], cluster: ClusterSpec, execution: Execution
+) -> bool:
+    """True where a rank's threads are too few for its part of the memory's bandwidth, in some of
+    its `kernels` on the host."""
+    part = cluster.host_memory_bandwidth / neighbours(cluster)
+    return any(_rate(kernel, cluster, execution) < part for kernel in kernels)
 
-    0 where the file does not say.
+
+def threads_of(cluster: ClusterSpec, execution: Execution = EAGER) -> int | Fraction:
+    """Threads of each rank for its step on the host: whole cores, or a share of one where ranks are
+    more. 0 where neither the scenario nor the cluster's file says.
+
+    torchrun sets OMP_NUM_THREADS to 1 where it starts several ranks of a node
+    (torch/distributed/run.py). DeepSpeed's launcher leaves it unset or, with
+    `--bind_cores_to_rank`, divides the cores (deepspeed/launcher/launch.py).
     """
+    if execution.host_threads:
+        return execution.host_threads
     cores, ranks = cluster.host.cores, neighbours(cluster)
-    return cores // ranks if cores >= ranks else Fraction(cores, ranks)
+    own = cores // ranks if cores >= ranks else Fraction(cores, ranks)
+    return min(own or 1, 1) if execution.torchrun and ranks > 1 else own
 
 
 def neighbours(cluster: ClusterSpec) -> int:

@@ -245,8 +245,8 @@ TRAINING_TABLES: Mapping[str, Any] = {
                 "each."
             ),
             "host_threads": _key(
-                "Threads of each rank's optimizer on the host, as OMP_NUM_THREADS, which torchrun "
-                "sets to 1; by default its part of the node's cores.",
+                "Threads of each rank's optimizer on the host, as OMP_NUM_THREADS; by default "
+                "torchrun's 1 of several ranks, else a part of the node's cores.",
                 ge=1, le=100_000,
             ),
         },

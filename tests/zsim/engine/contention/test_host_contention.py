@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.cluster.cluster_presets import load_cluster
+from zsim.engine.costs.host_work import threads_of
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.execution import Execution
 from zsim.engine.simulate import simulate
@@ -162,6 +164,21 @@ def test_a_rank_steps_by_the_threads_that_it_is_said_to_have(
         assert step_ns(nodes, step, threads=threads) == seconds * GB
     copies = op(0, "to_host", 20 * GB, "to_host")
     assert step_ns(cluster(), copies, threads=threads) == GB
+
+
+@pytest.mark.parametrize(("ranks", "cores", "torchrun", "threads"), [
+    (8, 64, True, 1), (8, 64, False, 8), (1, 64, True, 64), (2, 0, True, 1), (2, 0, False, 0),
+    (8, 4, True, Fraction(1, 2)), (8, 4, False, Fraction(1, 2)),
+])
+def test_torchrun_gives_each_of_several_ranks_one_thread(
+    ranks: int, cores: int, torchrun: bool, threads: int | Fraction
+) -> None:
+    """torch/distributed/run.py sets OMP_NUM_THREADS to 1 where nproc_per_node is above 1. Threads
+    that are said go before."""
+    preset = load_cluster("dgx-a100", ranks=ranks)
+    node = replace(preset, host=replace(preset.host, cores=cores))
+    assert threads_of(node, Execution(torchrun=torchrun)) == threads
+    assert threads_of(node, Execution(torchrun=torchrun, host_threads=3)) == 3
 
 
 def test_ranks_share_cores_that_are_fewer_than_they_are() -> None:

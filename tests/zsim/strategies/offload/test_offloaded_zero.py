@@ -171,7 +171,8 @@ def test_a_faster_host_slows_no_step_and_none_is_faster_than_its_bytes(
     which: str,
 ) -> None:
     """A node's memory reads and writes 28 bytes an element of all its ranks. The link of a switch
-    carries what its devices copy one way."""
+    carries what its devices copy one way. A kernel's time alone is rounded up to a nanosecond,
+    which eight ranks that share memory stretch by up to eight."""
     strategy, offload = form
     case = scenario(
         strategy, f'{offload}, adam = "{adam}", pin_memory = {str(pinned).lower()}',
@@ -188,8 +189,10 @@ def test_a_faster_host_slows_no_step_and_none_is_faster_than_its_bytes(
             cluster, host=replace(host, thread_bandwidth=times * host.thread_bandwidth)
         ),
     }[which]
-    assert step_ns(case, faster) <= took
     own, program = sum(shards(case).values()), plan(case, device="cuda")
+    hosted = [each for op in program.of_rank(0).steady for each in op.kernels
+              if each.location == "host"]
+    assert step_ns(case, faster) <= took + 8 * len(hosted)
     assert took >= 28 * own * 8 * 10**9 // cluster.host_memory_bandwidth
     for direction in ("to_host", "to_device"):
         nbytes = sum(
