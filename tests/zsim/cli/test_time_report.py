@@ -145,6 +145,29 @@ def test_a_step_on_the_host_is_told_what_bounds_it(
     assert told in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize(("strategy", "offload", "told"), [
+    ("deepspeed3", {"optimizer": "nvme", "adam": "deepspeed"}, "reads and writes of drives"),
+    ("zero2", {"optimizer": "cpu"}, "the optimizer's step on the host"), ("zero2", {}, ""),
+])
+def test_a_step_with_hidden_communication_ends_with_the_work_off_the_device_that_lasts(
+    strategy: str, offload: dict[str, str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = Scenario(
+        model={"preset": "llama-3.2-3b"}, batch={"micro_batch": 1, "sequence_length": 4096},
+        cluster={"preset": "dgx-h100"}, strategy={"name": strategy}, offload=offload,
+        precision={"parameters": "bf16", "reduce": "bf16"},
+        optimizer={"implementation": "for-loop"},
+    )
+    time_report.show(planned(case))
+    text = " ".join(capsys.readouterr().out.split())
+    ending = r"communication is hidden: [^;]*; what lasts is (.*), ([\d.]+) % of the step$"
+    lasting = re.search(ending, text)
+    assert bool(lasting) is bool(told)
+    if lasting:
+        assert lasting[1] == told
+        assert 50 < float(lasting[2]) < 100
+
+
 def test_ranks_of_one_node_share_its_memory_whatever_their_number() -> None:
     """All states are stepped on the node's processors, by one rank or by eight; only a second node
     halves what is left of it."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zsim.analysis.causes.why import Why, percent, why_lines
+from zsim.analysis.causes.why import RESOURCES, Why, percent, why_lines
 from zsim.analysis.hiding.hide_communication import HIDDEN, Change, Hiding, hiding
 from zsim.analysis.simulated_step import explain_step
 from zsim.cli import terminal
@@ -176,17 +176,23 @@ def lines(
             "execution.compile) help, faster devices do not"
         )
     yield from why_lines(reasons)
-    yield from _proposals(helps)
+    yield from _proposals(helps, reasons)
 
 
-def _proposals(helps: Hiding) -> Iterator[str]:
+def _proposals(helps: Hiding, reasons: Why) -> Iterator[str]:
     """Lines on changes that would hide communication, and on those that gain nothing.
 
-    Where only the ends of the step are exposed: changes that would shorten them.
+    Where only the ends of the step are exposed: changes that would shorten them. Where nothing is:
+    the work off the device that takes most of the step, if such work does.
     """
     now, tokens = helps.now, f"(now {_tokens_per_s(helps.now)})"
     if now.hides_all:
-        yield f"communication is hidden: less than {100 * HIDDEN:.0f} % of the step is exposed"
+        hidden = f"communication is hidden: less than {100 * HIDDEN:.0f} % of the step is exposed"
+        if 2 * sum(reasons.off_device.values()) > reasons.step_ns:
+            resource, ns = next(iter(reasons.off_device.items()))
+            share = percent(ns / reasons.step_ns)
+            hidden += f"; what lasts is {RESOURCES[resource]}, {share} of the step"
+        yield hidden
         return
     heading = "changes that hide it"
     if now.hides:
