@@ -243,6 +243,21 @@ def test_the_buffer_to_write_parameters_is_of_whole_ones_and_told_with_what_shri
     assert not [each for each in caveats(scenario()) if "host memory to write" in each.text]
 
 
+@pytest.mark.parametrize("offload", [
+    {"optimizer": "cpu"}, DRIVES, BOTH_WAYS, WHOLE, WHOLE | {"max_in_cpu": ON_DRIVES[0]},
+    WHOLE | {"max_in_cpu": 10**9}, WHOLE | {"parameter_buffer_size": WEIGHT + 1},
+], ids=str)
+def test_a_scenario_is_held_to_the_page_locked_bytes_that_its_program_takes(
+    offload: dict[str, Any]
+) -> None:
+    """The buffers of drives too, to read parameters and to write them."""
+    case = scenario(offload)
+    record = replay_host(plan(case, device="cuda").ranks[0])["steady"]
+    assert STRATEGIES[case.strategy].pinned(
+        case.offload, case.options, case.model, case.mesh, case.precision
+    ) == record.locked_bytes + record.pinned_bytes
+
+
 def test_the_verdict_on_the_host_tells_what_deepspeed_locks_beside_what_torch_pins() -> None:
     case = scenario(WHOLE)
     record = replay_host(plan(case, device="cuda").ranks[0])["steady"]

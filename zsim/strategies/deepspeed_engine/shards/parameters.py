@@ -161,10 +161,10 @@ def kept_in_memory(
     )
 
 
-def write_buffer(
+def write_buffer_nbytes(
     offload: Offload, options: ShardOptions, model: ModelSpec, mesh: Mesh, precision: Precision
-) -> str:
-    """The buffer through which a sub-group's parameters are written, where some are; "" for none.
+) -> int:
+    """Bytes of the buffer through which a sub-group's parameters are written, where some are.
 
     DeepSpeed makes it for whole parameters, and fills it with a rank's shards.
     """
@@ -172,12 +172,22 @@ def write_buffer(
     numels = {p.fqn: p.numel for p in model.parameters}
     sizes = drives_of(offload, options, model, mesh).sizes
     if offload.parameters != "nvme" or sum(sizes) <= offload.max_in_cpu:
-        return ""
+        return 0
     element, largest = DTYPE_NBYTES[precision.parameters], groups[sizes.index(max(sizes))]
-    nbytes = sum(whole_kib(numels[fqn] * element) for fqn, _ in largest)
+    return sum(whole_kib(numels[fqn] * element) for fqn, _ in largest)
+
+
+def write_buffer(
+    offload: Offload, options: ShardOptions, model: ModelSpec, mesh: Mesh, precision: Precision
+) -> str:
+    """The bytes of that buffer, and what makes it smaller; "" for none."""
+    nbytes = write_buffer_nbytes(offload, options, model, mesh, precision)
+    if not nbytes:
+        return ""
+    most = max(drives_of(offload, options, model, mesh).sizes) * DTYPE_NBYTES[precision.parameters]
     return (
         f"a rank locks {format_bytes(nbytes)} of host memory to write "
-        f"{format_bytes(max(sizes) * element)}: the buffer is for whole parameters; take a "
+        f"{format_bytes(most)}: the buffer is for whole parameters; take a "
         f"smaller sub_group_size than {options.sub_group_size:,}"
     )
 

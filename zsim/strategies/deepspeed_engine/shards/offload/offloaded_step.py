@@ -25,7 +25,8 @@ from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, copy_kern
 from zsim.strategies.deepspeed_engine.offload.placement import Event, placed
 from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES, Bucket
 from zsim.strategies.deepspeed_engine.shards.coordinator import Gather
-from zsim.strategies.deepspeed_engine.shards.parameters import drives_of
+from zsim.strategies.deepspeed_engine.shards.drives import whole_kib
+from zsim.strategies.deepspeed_engine.shards.parameters import drives_of, write_buffer_nbytes
 from zsim.strategies.deepspeed_engine.shards.step import ShardedStep
 
 WIDE_NBYTES = DTYPE_NBYTES["float64"]
@@ -49,8 +50,11 @@ def pinned(
     own = [shard_size(p.numel, mesh.dp_shard) for p in model.parameters]
     most, locked = sum(own), drives.pinned_nbytes
     if offload.parameters == "nvme":
-        most = min(most, offload.max_in_cpu)
-        locked += offload.parameter_buffer_count * offload.parameter_buffer_size * element
+        most = max(1, min(most, offload.max_in_cpu))
+        locked += offload.parameter_buffer_count * whole_kib(
+            offload.parameter_buffer_size * element
+        )
+        locked += write_buffer_nbytes(offload, options, model, mesh, precision)
     in_memory = sum(drives.sizes) - sum(drives.sizes[number] for number in drives.swapped)
     return locked + offload.pin_memory * (
         MASTER_NBYTES * in_memory + element * (most * bool(offload.parameters) + sum(drives.sizes))
