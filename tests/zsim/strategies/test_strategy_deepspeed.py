@@ -588,6 +588,29 @@ def test_a_gather_whose_shards_make_no_groups_of_eight_is_named() -> None:
     )
 
 
+def test_a_parameter_gathered_alone_whose_padding_moves_the_ends_of_groups_is_named() -> None:
+    """A norm of 240 on 32 ranks of 8 elements each: 32 scales divide 240 into groups of 7."""
+    def of_width(width: int) -> Scenario:
+        return Scenario(
+            model={"family": "llama", "sizes": {
+                "num_layers": 1, "hidden_size": width, "num_heads": 2, "feed_forward": 512,
+                "vocabulary": 256,
+            }},
+            batch={"micro_batch": 1, "sequence_length": 16},
+            cluster={"preset": "dgx-a100", "nodes": 4},
+            strategy={"name": "deepspeed3", "zero_quantized_weights": True},
+            precision={"parameters": "fp16", "reduce": "fp16"},
+        )
+
+    assert plan(of_width(256), device="cuda")
+    with pytest.raises(ScenarioError) as error:
+        plan(of_width(240), device="cuda")
+    assert str(error.value).startswith(
+        "scenario: strategy.zero_quantized_weights: expected no padding in gathers of one "
+        "parameter, found 16 elements behind blocks.0.norm_1.weight, of which DeepSpeed makes wrong"
+    )
+
+
 def gathered_in(case: Scenario, dtype: str) -> list[int]:
     steady = plan(case, device="cuda").of_rank(0).steady
     return [op.nbytes for op in steady if op.kind == "all_gather" and op.dtype == dtype]

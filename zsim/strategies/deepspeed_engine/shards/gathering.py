@@ -92,6 +92,8 @@ class GatheringStep(EngineStep):
         padded = sum(map(sharded.padded_nbytes, parameters)) // sharded.element
         numel = padded // size
         quantized.require_eighths(parameters, numel=numel)
+        if len(parameters) == 1:
+            quantized.require_unpadded(parameters[0], padded_numel=padded)
         scales = quantized.num_scales(numel) * size * quantized.SCALE_NBYTES
         flat, scale_buffer, _ = quantized.buffers(number)
         ready = self.step.issue(

@@ -35,6 +35,21 @@ def require_eighths(parameters: Sequence[Parameter], *, numel: int) -> None:
     ))
 
 
+def require_unpadded(parameter: Parameter, *, padded_numel: int) -> None:
+    """ScenarioError where a gather of one parameter has padding.
+
+    DeepSpeed cuts that off before its kernel divides the rest by the scales of all ranks, so that
+    groups end elsewhere than they did (`_all_gather_sequential`; csrc/quantization/pt_binding.cpp).
+    Gathers of several keep their padding until then.
+    """
+    if padded_numel > parameter.numel:
+        raise ScenarioError((
+            "strategy.zero_quantized_weights: expected no padding in gathers of one parameter, "
+            f"found {padded_numel - parameter.numel:,} elements behind {parameter.fqn}, of which "
+            "DeepSpeed makes wrong values; pad it",
+        ))
+
+
 def num_scales(numel: int) -> int:
     """Groups of `numel` elements, a multiple of 8: as few as divide them evenly."""
     eighths = numel // ALIGNMENT
