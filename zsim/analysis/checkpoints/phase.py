@@ -137,19 +137,20 @@ def _host_error(scenario: Scenario, name: str, needed: HostMemory) -> Checkpoint
 
 
 def _ends_of_band(cluster: ClusterSpec) -> tuple[ClusterSpec, ClusterSpec]:
-    """The cluster with file system, link to the host and the host's memory at the slow ends of
-    their bands, and at the fast ones."""
+    """The cluster with the file system and the link to the host at the slow ends of their bands,
+    and at the fast ones. So are the memory of the host and its threads."""
     assert cluster.file_system is not None
     files_width = max(
         _width(cluster, f"file_system.{key}") for key in ("bandwidth", "rank_bandwidth")
     )
     link_width = _width(cluster, "links.host.bandwidth")
     host_width = _width(cluster, "host.memory_bandwidth")
+    thread_width = _width(cluster, "host.thread_bandwidth")
 
     def at(slower: bool) -> ClusterSpec:
-        of_files, of_link, of_host = (
+        of_files, of_link, of_host, of_thread = (
             1 - width if slower else 1 / (1 - width)
-            for width in (files_width, link_width, host_width)
+            for width in (files_width, link_width, host_width, thread_width)
         )
         assert cluster.file_system is not None
         return replace(
@@ -166,6 +167,9 @@ def _ends_of_band(cluster: ClusterSpec) -> tuple[ClusterSpec, ClusterSpec]:
                 ),
             ),
             host_memory_bandwidth=int(cluster.host_memory_bandwidth * of_host),
+            host=replace(
+                cluster.host, thread_bandwidth=int(cluster.host.thread_bandwidth * of_thread)
+            ),
         )
 
     return at(True), at(False)
