@@ -76,7 +76,8 @@ FROZEN: dict[str, tuple[list[str], ...]] = {
 }
 """Parameters that are frozen, by the model's family."""
 ON_HOST: Tables = {"optimizer": "cpu"}
-ALL_ON_HOST = ON_HOST | {"parameters": "cpu"}
+SHARDS_ON_HOST: Tables = {"parameters": "cpu"}
+ALL_ON_HOST = ON_HOST | SHARDS_ON_HOST
 BOOLEANS = ("overlap_comm", "round_robin_gradients", "check_grad_overflow")
 
 
@@ -103,7 +104,7 @@ def grid() -> list[Tables]:
 
 def sharded_grid() -> list[Tables]:
     """Stage 3 with one and two micro-batches, buckets and gathers ahead of two sizes, on two and
-    four ranks. Everything is on the device, or the optimizer, or also parameters on the host."""
+    four ranks. Everything is on the device; or the optimizer, parameters or both on the host."""
     return [
         {
             "model": MODELS[1],
@@ -116,7 +117,8 @@ def sharded_grid() -> list[Tables]:
             **offload,
         }
         for accumulation, bucket, ahead, ranks, offload in product(
-            (1, 2), (50, 5000), (0, 400), RANKS, offloads({}, ON_HOST, ALL_ON_HOST)
+            (1, 2), (50, 5000), (0, 400), RANKS,
+            offloads({}, ON_HOST, SHARDS_ON_HOST, ALL_ON_HOST),
         )
     ]
 
@@ -186,7 +188,7 @@ def quantized_grid() -> list[Tables]:
                 "stage3_param_persistence_threshold": 10, "zero_quantized_gradients": True,
             } | ({"leaf_module": "blocks"} if index % 6 == 5 else {}),
             "precision": {"parameters": dtype, "reduce": "fp16"},
-            **offloads({}, ON_HOST, {}, ALL_ON_HOST)[index % 4],
+            **offloads({}, ON_HOST, SHARDS_ON_HOST, ALL_ON_HOST)[index % 4],
         }
         for index, ((nodes, ranks), bucket, dtype) in enumerate(cases)
     ]
@@ -211,7 +213,7 @@ def narrow_grid() -> list[Tables]:
                 "overlap_comm": index % 4 < 2, "zero_quantized_gradients": index % 4 == 3,
             } | ({"leaf_module": "blocks"} if index % 10 == 4 and ahead != 600 else {}),
             "precision": {"parameters": dtype, "reduce": "fp16"}, **RECOMPUTED[index % 5 == 1],
-            **offloads({}, ON_HOST, {}, ALL_ON_HOST)[index % 3],
+            **offloads({}, ON_HOST, SHARDS_ON_HOST, ALL_ON_HOST)[index % 4],
             **({"frozen": FROZEN["gpt"][1]} if index % 10 == 8 else {}),
         }
         for index, (ranks, ahead, dtype, copies) in enumerate(cases)
@@ -261,7 +263,8 @@ def broken_grid() -> list[Tables]:
                 "stage3_max_reuse_distance": (500, 1_000_000)[index % 2],
                 "leaf_module": "blocks" if index % 4 == 1 and ahead != 300 else "none",
             },
-            **RECOMPUTED[index % 2], **offloads({}, {}, ON_HOST, ALL_ON_HOST, {})[index % 5],
+            **RECOMPUTED[index % 2],
+            **offloads({}, {}, ON_HOST, ALL_ON_HOST, SHARDS_ON_HOST)[index % 5],
         }
         for index, (ranks, accumulation, ahead) in enumerate(cases)
     ]
@@ -286,7 +289,7 @@ def draw_sharded(seed: int) -> Tables:
         "batch": batch if model["family"] == "mlp" else batch | {"sequence_length": 4},
         "cluster": {"preset": "cpu-gloo", "ranks": one_of(RANKS)}, "strategy": strategy,
         "precision": one_of(PRECISIONS), "optimizer": one_of(OPTIMIZERS),
-        **one_of(offloads({}, ON_HOST, ALL_ON_HOST)), **one_of(RECOMPUTED),
+        **one_of(offloads({}, ON_HOST, SHARDS_ON_HOST, ALL_ON_HOST)), **one_of(RECOMPUTED),
         **one_of([{"frozen": each} if each else {} for each in FROZEN[model["family"]]]),
     }
 

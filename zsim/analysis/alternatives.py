@@ -157,7 +157,7 @@ def _offload_under(kind: Strategy, scenario: Scenario) -> Offload:
     devices = {state: getattr(offload, state) for state in offload.states}
     able = {"cpu": kind.offloadable, "nvme": kind.on_drives}
     kept = {state: device for state, device in devices.items() if state in able[device]}
-    if "optimizer" in kept:
+    if "optimizer" in kept or (kept and kind.offloads_shards_alone):
         return replace(offload, parameters=kept.get("parameters"))
     if offload.activations:
         return Offload(activations=offload.activations, pin_memory=offload.pin_memory)

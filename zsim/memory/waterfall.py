@@ -135,6 +135,8 @@ def _states_reason(scenario: Scenario) -> str:
         "padding, uneven shards, step counters; gradients that are not there at the peak count "
         "less"
     )
+    if scenario.offload.parameters:
+        reason = f"shards of parameters are in host memory; {reason}"
     strategy = STRATEGIES[scenario.strategy]
     if (
         scenario.model.left_out

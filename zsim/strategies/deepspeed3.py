@@ -207,8 +207,8 @@ STRATEGY = Strategy(
     syncs=("every",), sums_losses=False,
     elsewhere=config_keys.OF_SHARDS, num_distinct_ranks=num_distinct_ranks,
     num_groups=num_groups, saves="engine", stepped=stepped,
-    offloadable=("optimizer", "parameters"), pinned=pinned, nests="modules",
-    leaf_blocks=engine_options.leaf_blocks,
+    offloadable=("optimizer", "parameters"), offloads_shards_alone=True, pinned=pinned,
+    nests="modules", leaf_blocks=engine_options.leaf_blocks,
     on_drives=("optimizer", "parameters"), drive_nbytes=drive_nbytes,
     drive_problems=drive_problems, drive_caveats=drive_caveats, files_on_drives=files_on_drives,
 )

@@ -165,6 +165,8 @@ class Strategy:
     """`num_groups(options, model)`: param groups that are gathered or reduced as one."""
     offloadable: tuple[Literal["optimizer", "parameters"], ...] = ()
     """The states that it can offload by the scenario's table `offload`."""
+    offloads_shards_alone: bool = False
+    """Shards of parameters may be in host memory while the device steps."""
     pinned: Callable[..., int] = _nothing_pinned
     """`pinned(offload, options, model, mesh, precision)`: bytes of a rank's pinned host memory."""
     on_drives: tuple[Literal["optimizer", "parameters"], ...] = ()

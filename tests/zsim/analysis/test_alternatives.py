@@ -107,6 +107,17 @@ def test_states_in_host_memory_stay_there_by_each_strategys_own_means() -> None:
     assert rows["zero1"].memory.host is not None
 
 
+def test_shards_that_are_in_host_memory_alone_stay_there_under_the_one_strategy_that_has_it() -> (
+    None
+):
+    case = scenario('name = "deepspeed3"', more='offload = { parameters = "cpu" }')
+    assert moved(case, "deepspeed3").offload == case.offload
+    for name in ("zero3", "fsdp2"):
+        other = moved(case, name)
+        assert other.offload == ON_DEVICE
+        assert 'offload.parameters = "cpu"' in dropped(case, other)
+
+
 def test_a_strategy_without_the_offloading_asked_for_is_no_refusal_of_a_key_that_nobody_set() -> (
     None
 ):

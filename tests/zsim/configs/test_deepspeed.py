@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.support.configs import imported, problems
 from zsim import ScenarioError
 from zsim.configs.front import export_config
+from zsim.models.training_options import Offload
 from zsim.scenario.plan import plan
 
 STAGE_3 = {
@@ -299,6 +300,16 @@ def test_sizes_of_parameters_on_drives_are_left_out_with_those_on_the_host(tmp_p
     assert made.ignored["zero_optimization.offload_optimizer.buffer_size"] == (
         "an option of parameters on drives"
     )
+
+
+def test_parameters_on_the_host_under_an_optimizer_on_the_device_are_so_and_are_written_so(
+    tmp_path
+):
+    moved = {"device": "cpu", "pin_memory": False}
+    made = imported(tmp_path, {"zero_optimization": {"stage": 3, "offload_param": moved}})
+    assert made.scenario.offload == Offload(parameters="cpu", pin_memory=False)
+    zero = json.loads(export_config(made.scenario, "deepspeed").text)["zero_optimization"]
+    assert (zero["offload_param"], "offload_optimizer" in zero) == (moved, False)
 
 
 @pytest.mark.parametrize("optimizer", [{"device": "cpu"}, None])

@@ -43,7 +43,10 @@ def of_deepspeed(draw: st.DrawFn) -> Scenario:
             "zero_hpz_partition_size": st.sampled_from([1, 2])}
            if stage == 3 else {"round_robin_gradients": st.booleans()}),
     }))
-    offload = draw(st.none() | st.fixed_dictionaries(
+    shards_alone = st.fixed_dictionaries(
+        {"parameters": st.just("cpu")}, optional={"pin_memory": st.booleans()}
+    )
+    offload = draw(st.none() | shards_alone | st.fixed_dictionaries(
         {"optimizer": st.just("cpu"), "adam": st.sampled_from(["torch", "deepspeed"])},
         optional={"pin_memory": st.booleans(),
                   **({"parameters": st.just("cpu")} if stage == 3 else {})},

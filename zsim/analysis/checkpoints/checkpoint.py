@@ -205,10 +205,10 @@ def _sizes(own: Sequence[FileRead], form: CheckpointFormat) -> tuple[int, ...]:
 
 
 def _is_on_device(scenario: Scenario) -> bool:
-    """True where the state lies on devices that copy it over a link. Where some is offloaded, all
-    counts as in host memory."""
-    offloads = scenario.offload.states or STRATEGIES[scenario.strategy].offloads(scenario.options)
-    return scenario.cluster.kind != "cpu" and not offloads
+    """True where the state lies on devices that copy it over a link. Where the optimizer's is
+    offloaded, all counts as in host memory."""
+    by_option = STRATEGIES[scenario.strategy].offloads(scenario.options)
+    return scenario.cluster.kind != "cpu" and not (by_option or scenario.offload.optimizer)
 
 
 def _held(scenario: Scenario) -> list[tuple[int, int]]:

@@ -17,12 +17,6 @@ from zsim.models.training_options import ON_DEVICE, Offload, Optimizer, Precisio
 from zsim.strategies import STRATEGIES
 from zsim.strategies.flat_buffer import host_buffers
 
-PARAMETERS_ALONE = (
-    "offload.parameters: expected beside offload.optimizer, found alone, which DeepSpeed trains "
-    'and zsim does not model; add optimizer = "cpu"'
-)
-"""The refusal of DeepSpeed's parameters in host memory under an optimizer on the device."""
-
 
 def problems(
     offload: Offload, *, strategy: str, mesh: Mesh, optimizer: Optimizer, precision: Precision,
@@ -39,15 +33,14 @@ def problems(
     if offload.activations == "checkpoint_inputs":
         yield from _checkpoint_inputs(offload, checkpointing)
     if not offload.optimizer:
-        is_engine = STRATEGIES[strategy].library == "deepspeed"
-        if is_engine and "parameters" in able and offload.parameters == "cpu":
-            yield PARAMETERS_ALONE
-        else:
+        if offload.parameters != "cpu" or not STRATEGIES[strategy].offloads_shards_alone:
             yield from _without_optimizer(offload)
-        return
+            return
+        if offload.adam != ON_DEVICE.adam:
+            yield from _beside("cpu", ["adam"])
     if offload.parameters and mesh.size(STRATEGIES[strategy].axes[-1]) == 1:
         yield "offload.parameters: expected ranks to shard over, found one"
-    if not precision.master and precision.parameters != "float32":
+    if offload.optimizer and not precision.master and precision.parameters != "float32":
         yield (
             "offload.optimizer: expected precision.master = true, for the host steps float32 "
             "copies, found false"
@@ -99,8 +92,9 @@ def _without_optimizer(offload: Offload) -> Iterator[str]:
 
 
 def _beside(optimizer: str, keys: Iterable[str]) -> Iterator[str]:
+    alone = ", which is not modelled" * (optimizer == "nvme")
     return (f'offload.{key}: expected with offload.optimizer = "{optimizer}", found without'
-            for key in keys)
+            + alone * (key == "parameters") for key in keys)
 
 
 def _set_keys(offload: Offload) -> list[str]:

@@ -111,7 +111,8 @@ TRAINING_TABLES: Mapping[str, Any] = {
                 "Place of float32 copies and optimizer states: host memory (cpu), or drives."
             ),
             "parameters": _key(
-                "Place of shards of parameters (zero3, deepspeed3); nvme with both there."
+                "Place of shards of parameters: of zero3 with the optimizer there too, of "
+                "deepspeed3 also without; nvme with both there."
             ),
             "activations": _key(
                 "Activations in host memory: all that autograd saves, as by torch's save_on_cpu; "

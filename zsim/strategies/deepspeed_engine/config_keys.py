@@ -31,7 +31,7 @@ _SCALE = (
     "this out"
 )
 _OFFLOADED = 'this is the table offload: offload = { optimizer = "cpu", adam = "deepspeed" }'
-_PARAMETERS = 'this is offload.parameters = "cpu" of deepspeed3, beside offload.optimizer = "cpu"'
+_PARAMETERS = 'this is offload.parameters = "cpu" of deepspeed3'
 _BOTH: Mapping[str, str] = {
     "communication_data_type": "this is precision.reduce",
     "gradient_clipping": "this is optimizer.clip_norm",

@@ -34,7 +34,7 @@ def states_follow_zeros_table(run: Run) -> Iterator[str]:
     table, strategy = ROWS[library_of(run.scenario)], STRATEGIES[run.scenario.strategy]
     if strategy.offloads(run.scenario.options):
         return
-    if run.scenario.offload.optimizer or run.scenario.optimizer.name == "adamw8bit":
+    if run.scenario.offload.states or run.scenario.optimizer.name == "adamw8bit":
         return  # the host holds the most; states of 8 bits have no row
     device = run.record.provenance.get("device", run.scenario.cluster.kind)
     states = _States(run.scenario, device)

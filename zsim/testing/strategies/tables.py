@@ -117,8 +117,9 @@ def strategy_tables(
 def offload_tables(strategy: str) -> st.SearchStrategy[Tables]:
     """The table `offload` of a strategy of DeepSpeed, empty half of the time; others have none."""
     on_host: Tables = {"optimizer": "cpu"}
+    shards: Tables = {"parameters": "cpu"}
     if strategy in SHARDED_ENGINE:
-        return _one_of({}, {}, on_host, {**on_host, "parameters": "cpu"})
+        return _one_of({}, {}, {}, on_host, shards, on_host | shards)
     return _one_of({}, on_host) if strategy in ENGINE else st.just({})
 
 

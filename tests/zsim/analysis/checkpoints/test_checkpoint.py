@@ -161,7 +161,9 @@ def test_a_consolidated_save_of_states_in_host_memory_leaves_no_gathered_state_o
     assert own.save.memory.on_device == "FITS"
 
 
-@pytest.mark.parametrize("offload", [None, {"optimizer": "cpu", "parameters": "cpu"}])
+@pytest.mark.parametrize("offload", [
+    None, {"parameters": "cpu"}, {"optimizer": "cpu", "parameters": "cpu"},
+])
 def test_weights_that_deepspeed_gathers_are_2_bytes_a_parameter_in_rank_0s_host_memory(
     offload: Any
 ) -> None:

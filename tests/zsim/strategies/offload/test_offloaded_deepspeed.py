@@ -15,10 +15,12 @@ from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
 from zsim.scenario.plan import plan, planned, training
 from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES
 from zsim.strategies.deepspeed_engine.partition import FlatPartition
 
 CPU: dict[str, Any] = {"optimizer": "cpu"}
-BOTH = CPU | {"parameters": "cpu"}
+SHARDS: dict[str, Any] = {"parameters": "cpu"}
+BOTH = CPU | SHARDS
 FORMS = [("deepspeed1", CPU), ("deepspeed2", CPU), ("deepspeed3", CPU), ("deepspeed3", BOTH)]
 RANKS = 8
 COUNTER, FLAG, NORM = 4, 1, 4
@@ -50,7 +52,7 @@ def crossed(program: Program, direction: str, rank: int = 0) -> int:
     )
 
 
-@pytest.mark.parametrize(("strategy", "offload"), FORMS)
+@pytest.mark.parametrize(("strategy", "offload"), [*FORMS, ("deepspeed3", SHARDS)])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_programs_are_lawful_and_read_back(
     strategy: str, offload: dict[str, Any], accumulation: int
@@ -89,8 +91,12 @@ def test_stage_3_sends_six_bytes_of_each_gradient_and_fetches_two_again() -> Non
     assert crossed(program, "to_device") == 2 * own + 2 * own  # and what was stepped
 
 
-def test_offloaded_parameters_come_in_front_of_each_gather_of_a_pass() -> None:
-    case = scenario("deepspeed3", BOTH, stage3_param_persistence_threshold=0)
+@pytest.mark.parametrize(("offload", "others"), [(BOTH, 2), (SHARDS, 0)])
+def test_offloaded_parameters_come_in_front_of_each_gather_of_a_pass(
+    offload: dict[str, Any], others: int
+) -> None:
+    """Besides, 2 bytes of each gradient come back where the host steps; no stepped shard does."""
+    case = scenario("deepspeed3", offload, stage3_param_persistence_threshold=0)
     steady = plan(case, device="cuda").of_rank(0).steady
     fetched = 0
     for before, op in zip(steady, steady[2:], strict=False):
@@ -101,7 +107,57 @@ def test_offloaded_parameters_come_in_front_of_each_gather_of_a_pass() -> None:
             fetched += brought
     assert fetched > 0
     back = crossed(plan(case, device="cuda"), "to_device") - fetched
-    assert back == 2 * shard_numel(case)  # gradients, and no stepped shard
+    assert back == others * shard_numel(case)
+
+
+@pytest.mark.parametrize(("dtype", "element"), [("bf16", 2), ("fp32", 4)])
+def test_shards_alone_are_page_locked_and_come_back_in_float32_for_the_host_to_cast(
+    dtype: str, element: int
+) -> None:
+    """DeepSpeed copies from float32 into shards: torch casts in pageable memory, if at all."""
+    case = scenario(
+        "deepspeed3", SHARDS, dtype=dtype, sub_group_size=20_000,
+        stage3_param_persistence_threshold=0,
+    )
+    own, rank = shard_numel(case), plan(case, device="cuda").of_rank(0)
+    sent = [op for op in rank.steady if any(each.location == "link" for each in op.kernels)
+            and op.stream == "host"]
+    assert len(sent) == 2
+    assert sum(op.kernels[0].nbytes for op in sent) == 4 * own == crossed(
+        plan(case, device="cuda"), "to_host"
+    )
+    assert {op.kernels[0].operator for op in sent} == {
+        "to_host" if dtype == "fp32" else f"to_host{PAGEABLE}"
+    }
+    steady = replay_host(rank)["steady"]
+    assert steady.end_bytes == steady.pinned_bytes == element * own
+    casts = max(op.host[0].nbytes for op in sent) if dtype == "bf16" else 0
+    assert steady.peak_bytes == element * own + casts
+    held = SimBackend().run(case, options=RunOptions()).ranks[0].phases["steady"].memory.held
+    assert held["optimizer_states"] == (4 + 8) * own + 2 * COUNTER
+    assert held["parameters"] == 0
+
+
+@pytest.mark.parametrize("offload", [SHARDS, BOTH])
+def test_shards_are_page_locked_whatever_the_scenario_says_and_frozen_ones_as_it_says(
+    offload: dict[str, Any]
+) -> None:
+    """DeepSpeed makes one buffer, which frozen parameters are not in."""
+    unpinned = offload | {"pin_memory": False}
+    case = scenario("deepspeed3", unpinned, stage3_param_persistence_threshold=0)
+    frozen = Scenario(**case.tables | {"frozen": ["*.bias"]})
+    for each in (case, frozen):
+        rank = plan(each, device="cuda").of_rank(0)
+        own = sum(-(-p.numel // RANKS) for p in each.model.parameters if p.requires_grad)
+        assert replay_host(rank)["steady"].pinned_bytes == 2 * own
+        assert STRATEGIES["deepspeed3"].pinned(
+            each.offload, each.options, each.model, each.mesh, each.precision
+        ) == 2 * own
+        pageable = {
+            op.unit for op in rank.steady if op.stream == "all_gather" and op.kind == "copy"
+            and any(kernel.operator.endswith(PAGEABLE) for kernel in op.kernels)
+        }
+        assert bool(pageable) is (each is frozen)
 
 
 @pytest.mark.parametrize(("offload", "each"), [(CPU, 18), (BOTH, 20)])
@@ -155,10 +211,14 @@ def test_deepspeed_cpu_adam_counts_steps_without_a_tensor() -> None:
     [
         ("deepspeed2", BOTH, "offload.parameters: expected strategy zero3"),
         ("deepspeed3", CPU | {"parameters": "nvme"},
-         'offload.parameters: expected with offload.optimizer = "nvme", found without'),
-        ("deepspeed3", {"parameters": "cpu"},
-         'found alone, which DeepSpeed trains and zsim does not model; add optimizer = "cpu"'),
-        ("deepspeed2", {"parameters": "cpu"}, "offload.parameters: expected strategy zero3"),
+         'offload.parameters: expected with offload.optimizer = "nvme", found without, '
+         'which is not modelled'),
+        ("deepspeed3", SHARDS | {"adam": "deepspeed"},
+         'offload.adam: expected with offload.optimizer = "cpu", found without'),
+        ("deepspeed3", {"parameters": "nvme"},
+         'offload.parameters: expected with offload.optimizer = "nvme", found without, '
+         'which is not modelled'),
+        ("deepspeed2", SHARDS, "offload.parameters: expected strategy zero3"),
     ],
 )
 def test_what_deepspeed_does_not_offload_here_is_refused_by_name(

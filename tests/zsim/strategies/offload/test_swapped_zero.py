@@ -188,7 +188,8 @@ def test_reads_wait_for_buffers_and_steps_for_reads() -> None:
      "offload.buffer_count: expected at least 4, four for each group in flight, found 3"),
     (f"{DRIVES}, pin_memory = false", {}, "offload.pin_memory: expected true"),
     ('optimizer = "cpu", parameters = "nvme"', {},
-     'offload.parameters: expected with offload.optimizer = "nvme", found without'),
+     'offload.parameters: expected with offload.optimizer = "nvme", found without, '
+         'which is not modelled'),
     ('optimizer = "cpu", pipeline_write = true', {},
      'offload.pipeline_write: expected with offload.optimizer = "nvme", found without'),
     ('optimizer = "cpu", queue_depth = 4', {},

@@ -81,7 +81,8 @@ def _what_stays(sharded: ShardedParameters) -> Iterator[Event]:
     in_memory = {
         number: size for number, size in enumerate(drives.sizes) if number not in drives.swapped
     }
-    moves = offload.optimizer and training.device != "cpu" and not offload.parameters
+    apart = bool(offload.optimizer) != bool(offload.parameters)  # shards and master copies
+    moves = apart and training.device != "cpu"
     yield from _initialised(sharded)
     for number, size in in_memory.items():
         cast = Alloc(name("cast"), "temporaries", size * MASTER_NBYTES)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.ir.buffers import Buffer, infinities_part, norm_part, numbered, on_host
-from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
+from zsim.ir.ops import Alloc, Free, HostAlloc, Kernel, MemoryEvent
 from zsim.models.spec import ROOT, Parameter
 from zsim.models.training_options import DTYPE_NBYTES
 from zsim.strategies.building import optimizers
 from zsim.strategies.building.clipping import NORMS
-from zsim.strategies.building.host_step import located
+from zsim.strategies.building.host_step import crossing, located
 from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel
 from zsim.strategies.building.step_builder import StepBuilder
 from zsim.strategies.deepspeed_engine.layout import AXIS, SCALED_DTYPE
@@ -196,7 +196,28 @@ def _sub_step(
         device=training.device,
     )
     scale = Kernel("scale", size, 2 * size * MASTER_NBYTES, MASTER_DTYPE)
-    return step.issue("optimizer", ROOT, kernels=(scale, *kernels), memory=[*memory, *after])
+    if not training.offload.parameters:
+        return step.issue("optimizer", ROOT, kernels=(scale, *kernels), memory=[*memory, *after])
+    if not wide:
+        kernels = kernels[:-1]
+    stepped = step.issue("optimizer", ROOT, kernels=(scale, *kernels), memory=[*memory, *after])
+    return _into_host(step, size, dtype=sharded.dtype, device=training.device, after=stepped)
+
+
+def _into_host(step: StepBuilder, size: int, *, dtype: str, device: str, after: int) -> int:
+    """The host waits for a stepped sub-group, in float32: it goes into pageable memory, is cast
+    there and copied into offloaded shards. Float32 shards are page-locked, and take it as it is."""
+    casts = dtype != MASTER_DTYPE
+    wide = HostAlloc(on_host("stepped"), "temporaries", size * MASTER_NBYTES)
+    cast = copy_kernel(size, source=MASTER_DTYPE, target=dtype)
+    return step.issue(
+        "copy", ROOT, stream="host", waits=(after,),
+        kernels=(
+            *crossing("to_host", size, dtype=MASTER_DTYPE, pinned=not casts),
+            *located([cast] if casts else []),
+        ),
+        host=(wide, Free(wide.buffer)) if casts and device != "cpu" else (),
+    )
 
 
 def _persistent(sharded: ShardedParameters) -> list[Alloc]:

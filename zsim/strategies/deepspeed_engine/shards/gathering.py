@@ -1,5 +1,6 @@
 """GatheringStep: the carrier of a coordinator's decisions at stage 3, with its all-gathers.
 
+Shards of parameters may live in host memory. They come to the device in front of each all-gather.
 Source: deepspeed/runtime/zero/partition_parameters.py, partitioned_param_coordinator.py.
 """
 
@@ -10,8 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from zsim.ir.buffers import Buffer, buffer_of, gather_of, on_host
 from zsim.ir.mesh import part_of
-from zsim.ir.ops import Alloc, Free, MemoryEvent
+from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent
 from zsim.models.spec import ROOT, Parameter
+from zsim.strategies.building.host_step import crossing
 from zsim.strategies.building.kernels import MASTER_DTYPE, copy_kernel, fill_kernel
 from zsim.strategies.deepspeed_engine.engine_step import EngineStep
 from zsim.strategies.deepspeed_engine.layout import AXIS
@@ -20,6 +22,8 @@ from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES
 from zsim.strategies.deepspeed_engine.shards import quantized
 from zsim.strategies.deepspeed_engine.shards.coordinator import Gather
 from zsim.strategies.deepspeed_engine.shards.parameters import ShardedParameters
+
+_Onloaded = tuple[Sequence[Kernel], Sequence[Alloc], Sequence[Free]]
 
 
 def persistent_buffer(fqn: str) -> Buffer:
@@ -50,6 +54,8 @@ class GatheringStep(EngineStep):
     """Buffers that a recomputed module holds until its backward."""
     _gathers: dict[int, int] = field(default_factory=dict)
     """Ops of all-gathers, by the gather's number."""
+    _known: dict[tuple[str, bool], _Onloaded] = field(default_factory=dict)
+    """Copies of shards to the device, by parameter and by whether they are of larger shards."""
 
     def follow(self, before: GatheringStep) -> None:
         """Begin with what the step before has left."""
@@ -60,6 +66,8 @@ class GatheringStep(EngineStep):
         """All-gather shards into one flat buffer, or a parameter alone into its own memory."""
         sharded, number = self.sharded, self._numbers
         self._numbers += 1
+        if sharded.training.offload.parameters:
+            self._onload(parameters, gather_of(number), secondary=secondary)
         nbytes = sum([sharded.padded_nbytes(p) for p in parameters])
         if len(parameters) == 1:
             made = Alloc(
@@ -83,6 +91,36 @@ class GatheringStep(EngineStep):
             memory=(made, *(self.filled_again(parameters) if len(parameters) == 1 else ())),
         )
         return Gather(number, tuple(parameters), {p.fqn for p in parameters})
+
+    def _onload(self, parameters: Sequence[Parameter], unit: str, *, secondary: bool) -> None:
+        """Copy shards to the device, for which the host waits."""
+        copies = [self._onloaded(p, secondary=secondary) for p in parameters]
+        fetched = self.step.issue(
+            "copy", unit, stream="all_gather", micro_batch=self.micro_batch,
+            kernels=tuple([kernel for kernels, _, _ in copies for kernel in kernels]),
+            memory=[
+                *(event for _, made, _ in copies for event in made),
+                *(event for _, _, gone in copies for event in gone),
+            ],
+        )
+        self.step.issue(
+            "host_wait", unit, stream="host", waits=(fetched,), micro_batch=self.micro_batch
+        )
+
+    def _onloaded(self, p: Parameter, *, secondary: bool) -> _Onloaded:
+        """A shard's copy to the device, and its memory there, made and freed."""
+        key = p.fqn, secondary
+        if key not in self._known:
+            sharded = self.sharded
+            numel = sharded.secondary_numel(p) if secondary else sharded.shard_numel(p)
+            there = Alloc(buffer_of(p.fqn, "onloaded"), "temporaries", numel * sharded.element)
+            made = [there] if sharded.training.device != "cpu" else []
+            pins = sharded.training.offload.pin_memory and p.fqn not in sharded.in_files
+            self._known[key] = crossing(
+                "to_device", numel, dtype=sharded.dtype,
+                pinned=pins or (not secondary and p.fqn in sharded.in_one_buffer),
+            ), made, [Free(each.buffer) for each in made]
+        return self._known[key]
 
     def _gather_quantized(
         self, parameters: Sequence[Parameter], number: int, *, group: str, size: int

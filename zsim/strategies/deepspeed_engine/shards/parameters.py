@@ -299,6 +299,15 @@ class ShardedParameters(EngineLayout):
         )
 
     @cached_property
+    def in_one_buffer(self) -> frozenset[str]:
+        """The parameters with offloaded shards in one buffer, which is always pinned: not frozen
+        ones, nor those of sub-groups with files."""
+        return frozenset(
+            p.fqn for group, stays in zip(self.sub_groups, self.stays, strict=True) if stays
+            for p in group
+        )
+
+    @cached_property
     def in_files(self) -> frozenset[str]:
         """The parameters whose shards are in files; smaller ones than a request stay in memory."""
         return frozenset(

@@ -1,20 +1,19 @@
 """OffloadedShardedStep: stage 3 with master copies, optimizer states and gradients of shards in
-host memory; shards themselves may live there too.
+host memory.
 
 Behind each reduce-scatter a rank copies its shards of gradients to the host, one by one, and back
 to the device. At the last micro-batch each is normed there, cast to float32 and copied once more.
-Later micro-batches fetch what the host has, add, and send it back. Offloaded parameters come to the
-device in front of each of their all-gathers, for which the host waits.
-Source: deepspeed/runtime/zero/stage3.py (partition_grads), partition_parameters.py.
+Later micro-batches fetch what the host has, add, and send it back.
+Source: deepspeed/runtime/zero/stage3.py (partition_grads).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from zsim.ir.buffers import Buffer, buffer_of, gather_of, norm_part, owner_of, role_of
+from zsim.ir.buffers import Buffer, buffer_of, norm_part, owner_of, role_of
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryEvent, Op, OpKind
 from zsim.ir.sharding import shard_size
@@ -24,7 +23,6 @@ from zsim.strategies.building.host_step import crossing
 from zsim.strategies.building.kernels import MASTER_DTYPE, add_kernel, copy_kernel
 from zsim.strategies.deepspeed_engine.offload.placement import Event, placed
 from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES, Bucket
-from zsim.strategies.deepspeed_engine.shards.coordinator import Gather
 from zsim.strategies.deepspeed_engine.shards.drives import whole_kib
 from zsim.strategies.deepspeed_engine.shards.parameters import drives_of, write_buffer_nbytes
 from zsim.strategies.deepspeed_engine.shards.step import ShardedStep
@@ -32,7 +30,6 @@ from zsim.strategies.deepspeed_engine.shards.step import ShardedStep
 WIDE_NBYTES = DTYPE_NBYTES["float64"]
 MOST_NORMED = 250_000_000
 """Elements that DeepSpeed takes a norm of at a time."""
-_Onloaded = tuple[Sequence[Kernel], Sequence[Alloc], Sequence[Free]]
 SENT, SUMMED, TOLD, DROPPED = "sent", "summed", "told", "dropped"
 """Place holders: gradients that are sent; the sum of a sub-group's norms, and its end; norms that
 are dropped."""
@@ -41,23 +38,23 @@ are dropped."""
 def pinned(
     offload: Offload, options: Any, model: ModelSpec, mesh: Mesh, precision: Precision
 ) -> int:
-    """Bytes of a rank's pinned host memory: gradients in both dtypes, offloaded parameters, and
-    buffers of drives, which are always page-locked."""
-    if not offload.optimizer:
-        return 0
+    """Bytes of a rank's pinned host memory: gradients in both dtypes and frozen parameters; other
+    offloaded parameters and buffers of drives, which are always page-locked."""
     drives = drives_of(offload, options, model, mesh)
     element = DTYPE_NBYTES[precision.parameters]
-    own = [shard_size(p.numel, mesh.dp_shard) for p in model.parameters]
-    most, locked = sum(own), drives.pinned_nbytes
+    trained, locked = sum(drives.sizes), drives.pinned_nbytes
+    frozen = sum(shard_size(p.numel, mesh.dp_shard) for p in model.parameters) - trained
+    if offload.parameters == "cpu":
+        locked += element * trained
     if offload.parameters == "nvme":
-        most = max(1, min(most, offload.max_in_cpu))
-        locked += offload.parameter_buffer_count * whole_kib(
-            offload.parameter_buffer_size * element
-        )
+        read = whole_kib(offload.parameter_buffer_size * element)
+        locked += element * max(1, min(trained, offload.max_in_cpu))
+        locked += offload.parameter_buffer_count * read
         locked += write_buffer_nbytes(offload, options, model, mesh, precision)
     in_memory = sum(drives.sizes) - sum(drives.sizes[number] for number in drives.swapped)
+    gradients = MASTER_NBYTES * in_memory + element * trained
     return locked + offload.pin_memory * (
-        MASTER_NBYTES * in_memory + element * (most * bool(offload.parameters) + sum(drives.sizes))
+        gradients * bool(offload.optimizer) + element * frozen * bool(offload.parameters)
     )
 
 
@@ -67,46 +64,8 @@ class OffloadedShardedStep(ShardedStep):
 
     _sending: dict[int, Bucket] = field(default_factory=dict)
     """Ops that copy a bucket's shards between device and host."""
-    _known: dict[tuple[str, bool], _Onloaded] = field(default_factory=dict)
-    """Copies of shards to the device, by parameter and by whether they are of larger shards."""
     norms_at: int = -1
     """The op after which the host knows the norms of all sub-groups."""
-
-    # -- parameters
-
-    def gather(self, parameters: Sequence[Parameter], *, secondary: bool) -> Gather:
-        """All-gather shards, which come from the host where parameters are offloaded."""
-        if self.sharded.training.offload.parameters:
-            kernels = list[Kernel]()
-            made, gone = list[MemoryEvent](), list[MemoryEvent]()
-            for p in parameters:
-                copy, come, go = self._onloaded(p, secondary=secondary)
-                kernels += copy
-                made += come
-                gone += go
-            fetched = self.step.issue(
-                "copy", gather_of(self._numbers), stream="all_gather",
-                micro_batch=self.micro_batch, kernels=tuple(kernels), memory=[*made, *gone],
-            )
-            self.step.issue(
-                "host_wait", gather_of(self._numbers), stream="host", waits=(fetched,),
-                micro_batch=self.micro_batch,
-            )
-        return ShardedStep.gather(self, parameters, secondary=secondary)
-
-    def _onloaded(self, p: Parameter, *, secondary: bool) -> _Onloaded:
-        """A shard's copy to the device, and its memory there, made and freed."""
-        key = p.fqn, secondary
-        if key not in self._known:
-            sharded = self.sharded
-            numel = sharded.secondary_numel(p) if secondary else sharded.shard_numel(p)
-            there = Alloc(buffer_of(p.fqn, "onloaded"), "temporaries", numel * sharded.element)
-            made = [there] if sharded.training.device != "cpu" else []
-            self._known[key] = crossing(
-                "to_device", numel, dtype=sharded.dtype,
-                pinned=sharded.training.offload.pin_memory and p.fqn not in sharded.in_files,
-            ), made, [Free(each.buffer) for each in made]
-        return self._known[key]
 
     # -- gradients
 
