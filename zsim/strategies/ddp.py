@@ -116,7 +116,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     """The Program of one step on the axis dp_replicate; a mesh of one rank communicates nothing."""
     model = under_ddp(training, mesh=mesh, options=options)
     owned = tuple(parameter.numel for parameter in model.trained)
-    first, steady = (forward_backward(model, first=first) for first in (True, False))
+    first, steady = both_steps(model)
     return step_builder.spmd(
         mesh,
         construction=construction.construction(model, has_master=model.has_master),
@@ -146,27 +146,38 @@ def _ended(step: ReplicatedStep, owned: tuple[int, ...], *, first: bool) -> Step
 def rebuilding(first: ReplicatedStep) -> tuple[Op, ...]:
     """Ops that begin the second step: its first forward rebuilds the buckets, unless the `first`
     step has."""
-    if first.model.finds_unused or not first.has_reduced:
+    if not first.has_reduced:
         return ()
     second = ReplicatedStep(first.model, buckets=first.buckets)
     second.rebuild_buckets()
     return tuple(second.step.ops)
 
 
-def forward_backward(model: ReplicatedModel, *, first: bool) -> ReplicatedStep:
-    """Every micro-batch; a bucket is reduced once all its gradients are ready, and copied back at
-    the end."""
+def both_steps(model: ReplicatedModel) -> tuple[ReplicatedStep, ReplicatedStep]:
+    """The passes of the first step and of later ones. They begin alike: a micro-batch that is not
+    synchronised knows no buckets."""
     training = model.training
-    rebuilds = first and not model.finds_unused
-    step = ReplicatedStep(
-        model, buckets=(replicated_model.ready_order(training),) if rebuilds else model.rebuilt
-    )
-    for step.micro_batch in range(training.batch.accumulation):
-        synchronises = (
-            training.sync == "every" or step.micro_batch == training.batch.accumulation - 1
-        )
+    last = training.batch.accumulation - 1
+    alike = 0 if training.sync == "every" else last
+    steady = ReplicatedStep(model, buckets=model.rebuilt)
+    forward_backward(steady, range(alike), synchronises=False)
+    first = steady.copy()
+    if not model.finds_unused:
+        first.begin_in_one_bucket()
+    for step in (first, steady):
+        forward_backward(step, range(alike, last + 1), synchronises=True)
+    return first, steady
+
+
+def forward_backward(step: ReplicatedStep, micro_batches: range, *, synchronises: bool) -> None:
+    """Every one of `micro_batches`; a bucket is reduced once all its gradients are ready, and
+    copied back at the end."""
+    training = step.model.training
+    for step.micro_batch in micro_batches:
+        if step.repeated(synchronises=synchronises):
+            continue
         step.step.begin("forward", micro_batch=step.micro_batch)
-        if rebuilds and step.has_reduced:
+        if step.has_reduced:
             step.rebuild_buckets()
         if (
             training.sync == "every" or step.micro_batch == 0
@@ -181,7 +192,6 @@ def forward_backward(model: ReplicatedModel, *, first: bool) -> ReplicatedStep:
                 step.reduce_ready_buckets(module)
         if synchronises:
             step.copy_back()
-    return step
 
 
 STRATEGY = Strategy(

@@ -234,6 +234,7 @@ def _both_steps(
         )
         steady = _new_step(training, mesh=mesh, options=options, hollow=hollow)
         steady.frees, steady.live = [EARLIER_STEP] * before[0], left
+        steady.repeats = first.repeats
         _passes(steady, flats, options, order=order, units=units, first=False)
         if (len(steady.frees), _left(steady, flats, options)) == before:
             return first, steady
@@ -276,6 +277,9 @@ def _passes(
     training = step.training
     for number in range(training.batch.accumulation):
         step.micro_batch = number
+        sync = training.sync == "every" or number == training.batch.accumulation - 1
+        if step.repeated(sync=sync):
+            continue
         micro_batch = MicroBatchHooks(
             step=step,
             flats=flats,
@@ -285,7 +289,7 @@ def _passes(
             keeps_views=options.sharding == "grad_op" and options.use_orig_params,
             backward_prefetch=options.backward_prefetch,
             forward_prefetch=options.forward_prefetch,
-            sync=training.sync == "every" or number == training.batch.accumulation - 1,
+            sync=sync,
         )
         step.begin("forward", micro_batch=number)
         if first and not number:

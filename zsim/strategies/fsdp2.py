@@ -254,13 +254,16 @@ def _run_micro_batches(
     training, events = step.training, hook_events(step.training, groups)
     for step.micro_batch in range(training.batch.accumulation):
         last = step.micro_batch == training.batch.accumulation - 1
+        sync = last or training.sync == "every"
         step.over_replicas = last or all_reduce == "every" or step.mesh.dp_replicate == 1
+        if step.repeated(groups.values(), sync=sync):
+            continue
         step.begin("forward", micro_batch=step.micro_batch)
         for modules in training.forwards:
             forward(step, modules, groups, events, resharding)
         step.leave_autocast()
         step.begin("backward", micro_batch=step.micro_batch)
-        backward(step, groups, events, sync=last or training.sync == "every")
+        backward(step, groups, events, sync=sync)
 
 
 def num_distinct_ranks(model: ModelSpec, mesh: Mesh) -> int:

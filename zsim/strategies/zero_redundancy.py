@@ -58,7 +58,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     kinds: dict[tuple[int, ...], int] = {}
     programs: list[RankProgram] = []
     assignment: list[int] = []
-    same = [ddp.forward_backward(model, first=first) for first in (True, False)]
+    same = ddp.both_steps(model)
     second = ddp.rebuilding(same[0])
     for parameters in owned:
         stepped = tuple(parameter.numel for parameter in parameters if parameter.fqn in trained)

@@ -6,7 +6,7 @@ parameters; only the reduction itself runs in the reduce dtype.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -66,15 +66,47 @@ class StepBuilder:
     _sent: list[int] = field(default_factory=list)
     """Copies of checkpoints' inputs to the host whose backward is yet to come."""
     _fetched: list[int] = field(default_factory=list)
-    """Copies of checkpoints' inputs to the device."""
+    """The last copy of a checkpoint's inputs to the device."""
+    _begun: tuple[int, Hashable] = (0, None)
+    """The first op of the last micro-batch, and the state in which it began."""
+    repeats: dict[Hashable, tuple[list[Op], list[StepPart]]] = field(default_factory=dict)
+    """Micro-batches that leave the state as it was, by that state."""
 
     def __copy__(self) -> StepBuilder:
         """The step so far, to be ended in another way."""
-        return replace(self, ops=list(self.ops), parts=list(self.parts))
+        return replace(
+            self, ops=[*self.ops], parts=[*self.parts], _sent=[*self._sent],
+            _fetched=[*self._fetched],
+        )
 
     def begin(self, part: PartName, *, micro_batch: int = 0) -> None:
         """Begin a part of the step: all ops from here on belong to it."""
         self.parts.append(StepPart(part, len(self.ops), micro_batch))
+
+    def repeat(self, micro_batch: int, state: Hashable, *events: list[int]) -> int:
+        """Issue this micro-batch as an earlier one that began and ended in the same state. Returns
+        the number of ops issued, 0 where it is to be planned.
+
+        `state`: all that its ops depend on, without the `events`, earlier ops to wait for. Those
+        are replaced by this micro-batch's own. The first micro-batch is like no other.
+        """
+        begin, streams = len(self.ops), (op.stream for op in reversed(self.ops))
+        last = next((back for back, stream in enumerate(streams) if stream == "compute"), begin)
+        events = (*events, self._sent, self._fetched)
+        state = state, last, *(tuple([begin - at for at in each]) for each in events)
+        (start, before), self._begun = self._begun, (begin, state)
+        if micro_batch > 1 and before == state:
+            parts = [part for part in self.parts if part.start >= start]
+            self.repeats[state] = self.ops[start:], parts
+        if not micro_batch or state not in self.repeats:
+            return 0
+        ops, parts = self.repeats[state]
+        by = begin - ops[0].index
+        self.ops += [_later(op, by, micro_batch) for op in ops]
+        self.parts += [StepPart(part.name, part.start + by, micro_batch) for part in parts]
+        for each in events:
+            each[:] = [at + len(ops) for at in each]
+        return len(ops)
 
     def issue(
         self,
@@ -131,9 +163,9 @@ class StepBuilder:
         after which this one has its own, and may free them."""
         if not (copies.beside and copies.awaits):
             return []
-        waits = [self._sent.pop(), *self._fetched[-1:]]
+        waits = [self._sent.pop(), *self._fetched]
         if copies.kernels:
-            self._fetched.append(self._copy(unit, copies, "to_device", micro_batch))
+            self._fetched = [self._copy(unit, copies, "to_device", micro_batch)]
         elif copies.host:
             self.issue(
                 "free", buffer_of(unit, SAVED_TENSORS), stream="host", micro_batch=micro_batch,
@@ -149,6 +181,15 @@ class StepBuilder:
             waits=[] if stream == "compute" else list(islice(before, 1)),
             micro_batch=micro_batch, kernels=copies.kernels, memory=copies.memory, host=copies.host,
         )
+
+
+def _later(op: Op, by: int, micro_batch: int) -> Op:
+    """`op` once more, `by` ops later, in another micro-batch; those of none have the number 0."""
+    return Op(
+        op.index + by, op.kind, op.unit, op.stream, tuple([wait + by for wait in op.waits]),
+        op.group, op.nbytes, op.root, op.dtype, op.micro_batch and micro_batch, op.reads,
+        op.kernels, op.memory, op.host,
+    )
 
 
 def saves_tensors(op: Op) -> bool:

@@ -58,6 +58,12 @@ class FlatParameterStep(Passes):
             hung=list(self.hung),
         )
 
+    def repeated(self, *, sync: bool) -> bool:
+        """True where this micro-batch begins as one before, whose ops it then has."""
+        state = sync, frozenset(self.live)
+        events = self.frees, self.last_gather, self.waits
+        return self.repeat(self.micro_batch, state, *events) > 0
+
     def hang_gradients(self, placeholders: dict[str, tuple[int, ...]]) -> None:
         """Fill in what a rank makes, by unit, to hang unsharded gradients on original parameters:
         each for a moment."""

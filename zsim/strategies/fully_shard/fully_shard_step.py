@@ -63,6 +63,17 @@ class FullyShardStep(ReducingStep):
         """This step so far, to be ended in another way."""
         return replace(self, ops=list(self.ops), parts=list(self.parts), live=set(self.live))
 
+    def repeated(self, groups: Iterable[FSDPParamGroup], *, sync: bool) -> bool:
+        """True where this micro-batch begins as one before, whose ops it then has."""
+        state = (
+            sync, self.over_replicas, frozenset(self.live), frozenset(self.on_host),
+            *self.reshards.values(), *((each.unsharded, each.part) for each in groups),
+        )
+        by = self.repeat(self.micro_batch, state, self.waits, self.unfinished)
+        before = len(self.ops) - 2 * by
+        self.reduces += [event + by for event in self.reduces if event >= before]
+        return by > 0
+
     def begin_forward(self, modules: tuple[LoweredModule, ...]) -> None:
         """The root's forward begins: all-gathers wait for the compute stream; inputs are cast."""
         self._gather_after_compute()

@@ -4,8 +4,10 @@ reduced in buckets."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 from zsim.autograd.lowered import LoweredModule, ParameterGradient
 from zsim.ir.buffers import Buffer, bucket_of, buffer_of, form_of, gradient_of, numbered
@@ -37,7 +39,7 @@ class ReplicatedStep:
     _compute: int = 0
     _reductions: list[int] = field(default_factory=list)
     _reduced: list[int] = field(default_factory=list)
-    _in_one_bucket: bool = True
+    _in_one_bucket: bool = False
     _last: list[str] = field(default_factory=list)
     _last_of: tuple[Bucket, ...] | None = None
     """The buckets of which `_last` are the last gradients."""
@@ -52,12 +54,21 @@ class ReplicatedStep:
         made = {fqn: list(buffers) for fqn, buffers in self._made.items()}
         return replace(
             self,
-            step=StepBuilder(list(self.step.ops), list(self.step.parts)),
+            step=copy(self.step),
             _live=dict(self._live),
             _made=made,
             _reductions=list(self._reductions),
             _reduced=list(self._reduced),
         )
+
+    def repeated(self, *, synchronises: bool) -> bool:
+        """True where this micro-batch begins as one before, whose ops it then has."""
+        state = synchronises, self._viewed, self._in_one_bucket, *self._live
+        return self.step.repeat(self.micro_batch, state, self._reduced) > 0
+
+    def begin_in_one_bucket(self) -> None:
+        """Begin with one bucket of everything, for the first synchronised backward."""
+        self.buckets, self._in_one_bucket = (tuple(chain.from_iterable(self.model.rebuilt)),), True
 
     @property
     def has_reduced(self) -> bool:
