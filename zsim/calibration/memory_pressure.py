@@ -12,17 +12,18 @@ from zsim.errors import Caveat
 from zsim.io.units import format_bytes
 from zsim.ir.program import Program
 from zsim.memory.fits import MemoryVerdict, assess
-from zsim.memory.full_device import may_be_full, with_calls
+from zsim.memory.full_device import standings_if_full, with_calls
 from zsim.scenario.plan import Planned
 from zsim.scenario.scenario import Scenario
 
 
 def pressed(scenario: Scenario, program: Program) -> tuple[Program, tuple[Caveat, ...]]:
     """`program` with the driver's calls of its steady step, and the caveats of its memory."""
-    if not may_be_full(program, scenario.cluster):
+    ranks = standings_if_full(program, scenario.cluster)
+    if not ranks:
         return program, ()
     case = Planned(scenario, program)
-    verdict = assess(case)
+    verdict = assess(case, ranks=ranks)
     return with_calls(case, verdict).program, tuple(caveats(verdict))
 
 

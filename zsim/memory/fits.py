@@ -140,12 +140,13 @@ class MemoryVerdict:
         return self.capacity.nbytes - self.needed.nbytes
 
 
-def assess(planned: Planned) -> MemoryVerdict:
-    """Verdict of a planned scenario on its own cluster, its batch and buffers included."""
+def assess(planned: Planned, *, ranks: Sequence[Standing] = ()) -> MemoryVerdict:
+    """Verdict of a planned scenario on its own cluster, its batch and buffers included; `ranks` as
+    of `assess_program`."""
     scenario = planned.scenario
     return assess_program(
         planned.program, scenario.cluster, expandable_segments=scenario.expandable_segments,
-        besides=belongings(scenario),
+        besides=belongings(scenario), ranks=ranks,
     )
 
 
@@ -249,10 +250,13 @@ class Standing:
         )
 
 
-def standings(program: Program, cluster: ClusterSpec) -> list[Standing]:
+def standings(
+    program: Program, cluster: ClusterSpec, *,
+    replayed: Sequence[Mapping[PhaseName, MemoryRecord]] = (),
+) -> list[Standing]:
     """One rank for each rank program, the one that may need most before the allocator does anything
-    first."""
-    kinds, replayed = [], replay_each(program.ranks, timeline=False)
+    first. `replayed`: the records of each, where they are known."""
+    kinds, replayed = [], replayed or replay_each(program.ranks, timeline=False)
     for index, (ranks, records) in enumerate(
         zip(rank_classes(program, cluster), replayed, strict=True)
     ):

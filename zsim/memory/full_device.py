@@ -7,15 +7,15 @@ much of the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from zsim.cluster.cluster import ClusterSpec
-from zsim.ir.ledger_replay import replay
+from zsim.ir.ledger_replay import replay_each
 from zsim.ir.ops import DriverCalls
 from zsim.ir.program import Program, RankProgram, Room
 from zsim.memory import fits
-from zsim.memory.fits import MemoryVerdict
+from zsim.memory.fits import MemoryVerdict, Standing
 from zsim.memory.inputs_and_buffers import belongings
 from zsim.memory.non_torch import capacity
 from zsim.scenario.plan import Planned
@@ -35,24 +35,26 @@ def filled(case: Planned) -> Planned:
 
 def on_device(program: Program, scenario: Scenario, cluster: ClusterSpec) -> Program:
     """`program`, which is of `scenario`, on `cluster`, as `filled` has it."""
-    if not may_be_full(program, cluster):
+    ranks = standings_if_full(program, cluster)
+    if not ranks:
         return program
     verdict = fits.assess_program(
         program, cluster, expandable_segments=scenario.expandable_segments,
-        besides=belongings(scenario),
+        besides=belongings(scenario), ranks=ranks,
     )
     return _with_calls(program, verdict)
 
 
-def may_be_full(program: Program, cluster: ClusterSpec) -> bool:
-    """True where live bytes alone fill so much of the device that the cache may have no room."""
+def standings_if_full(program: Program, cluster: ClusterSpec) -> Sequence[Standing]:
+    """The `standings` where live bytes alone fill so much of the device that the cache may have no
+    room; else none."""
     if cluster.kind != "cuda":
-        return False
+        return ()
     enough = MUCH * capacity(cluster.device).low
-    return any(
-        record.peak_bytes >= enough
-        for rank in program.ranks for record in replay(rank, timeline=False).values()
-    )
+    replayed = replay_each(program.ranks, timeline=False)
+    if all(record.peak_bytes < enough for each in replayed for record in each.values()):
+        return ()
+    return fits.standings(program, cluster, replayed=replayed)
 
 
 def with_calls(case: Planned, verdict: MemoryVerdict) -> Planned:
