@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import repeat
 from operator import mul
 from typing import NamedTuple
@@ -26,9 +27,10 @@ from zsim.engine.timeline import CostModel, Timeline, Times
 from zsim.ir.ops import Op
 from zsim.ir.program import Program, RankProgram, begin_alike
 
-HEAD, TAIL = 6, 2
+HEAD, TAIL = 4, 3
 """Periods of a run that are kept, before the others and behind them; more before them where streams
-gain on one another."""
+gain on one another. Behind them FSDP1 gathers two units ahead, so that the last two layers of a
+forward lose less to gathers than others."""
 DEEPEST = HEAD - 2
 """Most periods over which an op may reach back to what it waits for."""
 NOWHERE = -1
@@ -72,7 +74,7 @@ class Recurrence(NamedTuple):
         return self.at + self.head * self.period
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class IssuingHost:
     """A rank's ops in the whole step, and its host: what that does and awaits before it issues
     each."""
@@ -80,8 +82,7 @@ class IssuingHost:
     ops: tuple[Op, ...]
     numbers: Sequence[int]
     """Equal ones of ops that do the same, and wait for ops as far before them."""
-    issue_ns: Sequence[int]
-    awaited: Sequence[tuple[int, ...]]
+    costs: CostModel
     later: Mapping[int, int]
     """Nanoseconds for which the host pauses behind an op."""
     runs: Sequence[Recurrence] = ()
@@ -90,6 +91,16 @@ class IssuingHost:
     common: int = 0
     """The first ops, with all runs, that it has in common with the first rank program; 0 if it has
     other runs."""
+
+    @cached_property
+    def issue_ns(self) -> Sequence[int]:
+        """The nanoseconds in which it issues each op."""
+        return [self.costs.issue_ns(op) for op in self.ops]
+
+    @cached_property
+    def awaited(self) -> Sequence[tuple[int, ...]]:
+        """The ops whose ends it awaits before it issues each op."""
+        return awaited_by_host(self.ops, self.costs.launch_queue)
 
     def followed(
         self, times: Times, periods: Sequence[int], starting: _Starting,
@@ -185,11 +196,7 @@ class Layers(NamedTuple):
             return None
         codes, known = dict[object, int](), dict[int, int]()
         hosts = [
-            IssuingHost(
-                rank.steady, _numbers(rank.steady, codes, known),
-                [costs.issue_ns(op) for op in rank.steady],
-                awaited_by_host(rank.steady, costs.launch_queue), pauses,
-            )
+            IssuingHost(rank.steady, _numbers(rank.steady, codes, known), costs, pauses)
             for rank, pauses in zip(program.ranks, later, strict=True)
         ]
         return cls._behind(program, hosts, heads=())

@@ -43,7 +43,7 @@ def test_few_layers_tell_of_all(scenario: zsim.Scenario) -> None:
     assert outcome(scenario) in ("equal", "all")
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1", "zero1", "zero2", "zero3"])
 def test_thirty_two_layers_are_told_from_few(strategy: str) -> None:
     assert outcome(llama(strategy, 32)) == "equal"
 
