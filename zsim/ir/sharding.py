@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
 
@@ -119,7 +120,7 @@ class Piece:
     offset: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FlatLayout:
     """Parameters of `numels` elements concatenated, padded at the end to `num_shards` and cut
     (ZeRO).
@@ -134,12 +135,12 @@ class FlatLayout:
     numels: tuple[int, ...]
     num_shards: int
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Elements without padding."""
         return sum(self.numels)
 
-    @property
+    @cached_property
     def shard_numel(self) -> int:
         """Elements that every rank stores, padding included."""
         return shard_size(self.numel, self.num_shards)

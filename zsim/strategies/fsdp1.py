@@ -17,6 +17,7 @@ torch/distributed/fsdp, and flat_parameter/hooks.py for the order.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -173,7 +174,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
         if held not in programs:
             if held.hollow not in both:
                 both[held.hollow] = _both_steps(
-                    training, mesh=mesh, options=options, hollow=held.hollow
+                    training, flats, mesh=mesh, options=options, hollow=held.hollow
                 )
             programs[held] = len(ranks)
             ranks.append(
@@ -218,14 +219,16 @@ def _rank(
 
 
 def _both_steps(
-    training: Training, *, mesh: Mesh, options: Options, hollow: frozenset[str] = frozenset()
+    training: Training, flats: dict[str, FlatParameter], *, mesh: Mesh, options: Options,
+    hollow: frozenset[str],
 ) -> tuple[FlatParameterStep, FlatParameterStep]:
     """The passes of the first step, which learns the order of forward, and of later ones.
 
     Each step leaves gradients that only flat parameters hold, frees that the limiter has not waited
     for, and unsharded parameters. After a few steps it always leaves the same.
     """
-    flats, order, units = _flats(training, mesh=mesh, options=options), Order(), Units.of(training)
+    flats = {fqn: copy(flat) for fqn, flat in flats.items()}
+    order, units = Order(), Units.of(training)
     first = steady = _new_step(training, mesh=mesh, options=options, hollow=hollow)
     _passes(first, flats, options, order=order, units=units, first=True)
     while True:

@@ -44,6 +44,7 @@ def fill_kernel(numel: int, *, dtype: str) -> Kernel:
     return Kernel("fill", 0, numel * DTYPE_NBYTES[dtype], dtype)
 
 
+@lru_cache(maxsize=1 << 12)
 def accumulate_kernel(numel: int, *, of: str, to: str = "") -> Kernel:
     """A gradient of one parameter added to what earlier micro-batches have left of it, in the same
     dtype or another."""

@@ -85,13 +85,15 @@ class UnshardedGradients:
         """
         copies, last = list[ParameterGradient](), None
         for event in tape:
-            if copies and last is copies[-1] and isinstance(event, Free):
+            if type(event) is ParameterGradient and event.is_copy:
+                copies.append(event)
+            elif not copies:
+                yield event
+            elif last is copies[-1] and type(event) is Free:
                 shared = copies if event.buffer in self.scalars else copies[-1:]
                 yield from copies[: -len(shared)]  # what is copied is somebody else's too
                 self.uncopied |= dict.fromkeys([copy.fqn for copy in shared], event.buffer)
                 copies = []
-            elif isinstance(event, ParameterGradient) and event.is_copy:
-                copies.append(event)
             else:
                 if not isinstance(event, Accumulated):
                     yield from copies
