@@ -87,7 +87,7 @@ class Device:
     shares that kernels reach of both. A `float8` or `tf32` of 0 means no such products.
 
     Plain streams reach `memory_efficiency`, eager element-wise kernels `elementwise_efficiency`,
-    and large products near the `efficiency` of their dtype. A tile of a product costs
+    and large products near the `efficiency` of their dtype. A tile of a product of two bytes costs
     `matmul_prologue` steps of k besides its own. The share `wave_cost` of the idle part of a last
     wave of tiles is lost.
 

@@ -17,6 +17,7 @@ AttentionKernels = Literal["flash2", "flash3", "triton", "cudnn"]
 
 Float8 = Literal[False, True, "delayed", "tensorwise", "rowwise", "mx"]
 Casts = Literal["fused", "eager"]
+Compile = Literal[False, True, "blocks"]
 Accumulation = Literal["eager", "fp32", "fused"]
 Softmax = Literal["eager", "fused"]
 Products = Literal["training", "alone"]
@@ -27,8 +28,9 @@ Float32Products = Literal["ieee", "tf32"]
 class Execution:
     """The `execution` table of a scenario, and facts that other tables decide."""
 
-    compile: bool = False
-    """torch.compile fuses chains of element-wise kernels."""
+    compile: Compile = False
+    """torch.compile fuses chains of element-wise kernels: those of the whole model and its loss,
+    or those of "blocks" alone, as older torchtitan does."""
     float8: Float8 = False
     """Linears but the head multiply in 8 bits, and cast for it by a recipe; True for "delayed".
     """
@@ -100,7 +102,15 @@ class Execution:
 
     def form_of(self, model: ModelSpec) -> ModelSpec:
         """`model` in the forms that run eagerly; torch.compile fuses either."""
-        return model if self.compile else in_form(model, norms=self.norms, loss=self.loss)
+        if self.compiles_loss:
+            return model
+        norms: Form = "fused" if self.compile else self.norms
+        return in_form(model, norms=norms, loss=self.loss)
+
+    @property
+    def compiles_loss(self) -> bool:
+        """True where torch.compile fuses the head's loss, and pads the head's products, too."""
+        return self.compile is True
 
 
 EAGER = Execution()

@@ -45,8 +45,8 @@ def test_products_run_in_the_narrow_dtype_norms_and_loss_in_float32() -> None:
             dtypes.setdefault(kernel.operator, set()).add(kernel.dtype)
     assert dtypes == {
         "embedding": {"float32"}, "positions": {"float32"}, "layer_norm": {"float32"},
-        "cast": {"bfloat16", "float32"}, "linear": {"bfloat16"}, "head": {"bfloat16"},
-        "scores": {"bfloat16"}, "clone": {"bfloat16"},
+        "cast": {"bfloat16"}, "cast_logits": {"float32"}, "linear": {"bfloat16"},
+        "head": {"bfloat16"}, "scores": {"bfloat16"}, "clone": {"bfloat16"},
         "weighted_values": {"bfloat16"}, "scale_scores": {"bfloat16"}, "mask_scores": {"bfloat16"},
         "softmax": {"bfloat16"}, "residual": {"float32"}, "gelu": {"bfloat16"},
         "log_softmax": {"float32"}, "nll_loss": {"float32"},

@@ -69,7 +69,8 @@ def test_the_table_of_the_page_is_predicted_and_is_a_published_row(
     ({"cluster.preset": "dgx-h10"}, 'cluster.preset: unknown cluster "dgx-h10", did you mean '
                                     "dgx-h100?"),
     ({"strategy.dp_shard": "7"}, "strategy.dp_shard: expected a divisor of the cluster's"),
-    ({"execution.compile": "maybe"}, 'execution.compile: expected true or false, found "maybe'),
+    ({"execution.compile": "maybe"},
+     'execution.compile: expected false, true or "blocks", found "maybe"'),
     ({"measured.step_time": "6"}, "measured.step_time: expected a number of ns, us, "),
     ({"measured.step_time": "0 s"}, "measured.step_time: expected more than nothing"),
     ({"measured.step_time": ""}, "measured.step_time: expected measured.step_time, "),

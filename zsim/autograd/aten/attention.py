@@ -18,7 +18,7 @@ from zsim.autograd.aten.building_blocks import (
     view,
 )
 from zsim.autograd.aten.call import Call, Sizes
-from zsim.ir.ops import MASK_SCORES, SCALE_SCORES
+from zsim.ir.ops import CAST_SCORES, MASK_SCORES, SCALE_SCORES
 from zsim.models.operators import Operator
 
 ROTARY_FORWARD, ROTARY_BACKWARD = 9, 10
@@ -165,7 +165,7 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
 
     def step(
         operator: str, source: str, output: str, saves: tuple[str, ...] = (),
-        drops: tuple[str, ...] = (), moves: int = 2,
+        drops: tuple[str, ...] = (), moves: int = 2, nbytes: int = nbytes,
     ) -> Call:
         return Call(
             operator=operator,
@@ -198,16 +198,20 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
             yield from after_dropout(probabilities, dropped, nbytes, sizes, drops=(probabilities,))
         return
     wide, softmax = nbytes // sizes.nbytes * sizes.softmax_nbytes, f"{name}.softmax"
+    cast = nbytes + wide
     yield replace(
-        step("cast", source, f"{name}.wide", drops=(source,) if op.causal else ()), nbytes=wide
+        step(CAST_SCORES, source, f"{name}.wide", drops=(source,) if op.causal else ()),
+        nbytes=wide, moved=cast, backward_moved=cast,
     )
     yield replace(
-        step("softmax", f"{name}.wide", softmax, saves=(softmax,), drops=(f"{name}.wide",)),
-        nbytes=wide,
+        step("softmax", f"{name}.wide", softmax, (softmax,), (f"{name}.wide",), nbytes=wide),
+        dtype="float32",
     )
     weights = probabilities
     if op.dropout:
         kept = replace(sizes, nbytes=sizes.softmax_nbytes)
         yield from after_dropout(softmax, f"{softmax}.dropped", wide, kept, drops=(softmax,))
         softmax, weights = f"{softmax}.dropped", f"{name}.dropped"
-    yield step("cast", softmax, weights, drops=(softmax,))
+    yield replace(
+        step(CAST_SCORES, softmax, weights, drops=(softmax,)), moved=cast, backward_moved=cast
+    )

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from zsim.autograd.aten import operator_calls as eager
 from zsim.autograd.aten.attention import attention
 from zsim.autograd.aten.call import Call, Sizes
+from zsim.ir.ops import CAST_LOGITS
 from zsim.models.operators import Operator
 from zsim.models.training_options import DTYPE_NBYTES, Batch, Device
 
@@ -56,7 +57,8 @@ class Autocast:
                     self.batch, DTYPE_NBYTES[self.dtype], self.device,
                     softmax_nbytes=self._softmax_nbytes,
                 )
-                yield from (replace(call, dtype=self.dtype) for call in attention(op, sizes))
+                for call in attention(op, sizes):
+                    yield replace(call, dtype=call.dtype or self.dtype)
             case "cast":
                 plain = eager.calls(
                     op, batch=self.batch, dtype=dtypes[op.inputs[0]], device=self.device
@@ -83,12 +85,14 @@ class Autocast:
     def _numel(self, features: int) -> int:
         return self.batch.micro_batch * self.batch.sequence_length * features
 
-    def _cast(self, source: str, target: str, numel: int, *, to: str) -> Call:
+    def _cast(
+        self, source: str, target: str, numel: int, *, to: str, operator: str = "cast"
+    ) -> Call:
         """A copy of `numel` elements in the other of the two dtypes, of which autograd keeps
         nothing."""
         moved = numel * (DTYPE_NBYTES[WIDE] + DTYPE_NBYTES[self.dtype])
         return Call(
-            operator="cast",
+            operator=operator,
             inputs=(source,),
             output=target,
             nbytes=numel * DTYPE_NBYTES[to],
@@ -165,12 +169,13 @@ class Autocast:
             return
         loss = self._in(WIDE, op)
         if self.device == "cpu":
-            yield self._cast(logits, f"{op.output}.input", numel, to=WIDE)
+            yield self._cast(logits, f"{op.output}.input", numel, to=WIDE, operator=CAST_LOGITS)
             yield from (_reading(call, logits, f"{op.output}.input") for call in loss)
             return
         log_softmax, _ = self._in(dtypes[logits], op)
         yield log_softmax
-        yield self._cast(log_softmax.output, f"{op.output}.input", numel, to=WIDE)
+        source = log_softmax.output
+        yield self._cast(source, f"{op.output}.input", numel, to=WIDE, operator=CAST_LOGITS)
         yield _reading(loss[1], log_softmax.output, f"{op.output}.input")
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from zsim.autograd.aten.call import Call, Sizes
-from zsim.ir.ops import NORM_STEP
+from zsim.ir.ops import CAST_LOGITS, NORM_STEP
 from zsim.loaded import Loaded
 from zsim.models.operators import COMPOSITE, ONE_NODE, Operator, OperatorKind
 from zsim.models.training_options import DTYPE_NBYTES, Batch, Device
@@ -269,8 +269,8 @@ def _cast(source: str, target: str, *, nbytes: int, wide: int, into: int) -> Cal
 
 
 def _cast_to(op: Operator, sizes: Sizes) -> Iterator[Call]:
-    """A copy in the operator's dtype of what is sized by `sizes`; what is as wide already stays
-    itself."""
+    """A copy of logits, which are sized by `sizes`, in the operator's dtype; what is as wide
+    already stays itself."""
     numel, after = sizes.tokens * op.out_features, DTYPE_NBYTES[op.dtype]
     if sizes.nbytes == after:
         yield Call(
@@ -278,10 +278,11 @@ def _cast_to(op: Operator, sizes: Sizes) -> Iterator[Call]:
             passes=op.inputs,
         )
     else:
-        yield _cast(
+        cast = _cast(
             op.inputs[0], op.output, nbytes=numel * sizes.nbytes, wide=numel * after,
             into=numel * after,
         )
+        yield replace(cast, operator=CAST_LOGITS)
 
 
 MakesCalls = Callable[[Operator, Sizes], Iterator[Call]]

@@ -15,7 +15,7 @@ from typing import Any
 from zsim.autograd.aten.building_blocks import clone, constant, view
 from zsim.autograd.aten.call import Call, Sizes
 from zsim.autograd.aten.losses import log_softmax_tensors
-from zsim.ir.ops import NORM_STEP
+from zsim.ir.ops import CAST_LOGITS, NORM_STEP
 from zsim.models.operators import Operator
 from zsim.models.training_options import DTYPE_NBYTES
 
@@ -321,7 +321,7 @@ def causal_loss(op: Operator, sizes: Sizes) -> Iterator[Call]:
     source = f"{name}.logits" if casts else logits
     if casts:
         yield Call(
-            operator="cast",
+            operator=CAST_LOGITS,
             inputs=(logits,),
             output=source,
             nbytes=wide,

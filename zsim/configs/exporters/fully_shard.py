@@ -60,6 +60,8 @@ def write(scenario: Scenario) -> Exported:
     keys.say("strategy", "precision.parameters", "precision.reduce", "precision.master", "wrapping",
              "batch.accumulation", "optimizer", "execution.compile", "cluster.nodes",
              "cluster.ranks")
+    if scenario.execution.compiles_loss:
+        keys.but("execution.compile", "the blocks are compiled here; compile the loss too")
     if scenario.wrapping.nested:
         keys.but("wrapping.nested", "shard them in each block before the block itself")
     body = "".join(f"    {line}\n" if line else "\n" for line in _parallelize(scenario, keys))

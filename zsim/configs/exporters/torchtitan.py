@@ -27,7 +27,10 @@ def write(scenario: Scenario) -> Exported:
             "weight_decay": scenario.optimizer.weight_decay,
             "implementation": scenario.optimizer.implementation,
         },
-        "compile": {"enable": scenario.execution.compile},
+        "compile": {
+            "enable": bool(scenario.execution.compile),
+            **({"components": ["model"]} if scenario.execution.compile == "blocks" else {}),
+        },
     }
     keys.say("optimizer", "execution.compile")
     if STRATEGIES[scenario.strategy].library == "fully_shard":

@@ -46,11 +46,12 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     _checkpointing(config, draft, newer=newer)
     table = config.table("compile")
     compiled = bool(table.flag("enable", compiled))
-    table.ignore("inductor compiles what is modelled as one", "components", "backend",
-                 "model_backend_override", "enable_async_tensor_parallel")
+    table.ignore("inductor compiles what is modelled as one", "backend", "model_backend_override",
+                 "enable_async_tensor_parallel")
+    components = table.any("components")
     table.close()
     if compiled:
-        draft.put("execution.compile", True)
+        draft.put("execution.compile", "blocks" if components == ["model"] else True)
     _float8(config, draft, converters)
     config.ignore("changes no byte and no time of a step", *NO_STEP)
     config.ignore("the loss is computed at once here, and not in chunks", "loss")

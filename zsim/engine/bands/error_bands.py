@@ -304,7 +304,9 @@ def _decides(kernel: Kernel, costs: Costs) -> str:
         return f"device.attention.{costs.execution.attention_kernels}.rate"
     if kernel.shape:
         dtype = compute.multiplied_in(kernel, costs.execution)
-        if compute.is_misaligned(kernel.shape, dtype, transposed=kernel.transposed):
+        if compute.is_misaligned(kernel.shape, dtype, transposed=kernel.transposed) and not (
+            compute.is_padded(kernel, dtype, costs.execution)
+        ):
             return MISALIGNED
         return f"device.{costs.cluster.device.efficiency_of(dtype)}"
     if compute.is_singly(kernel, costs.cluster.device, costs.execution):

@@ -12,7 +12,7 @@ rounded up once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import ceil
 
 from zsim.cluster.devices import Device
@@ -21,6 +21,9 @@ from zsim.engine.execution import EAGER, Execution
 from zsim.errors import listed
 from zsim.ir.ops import (
     ACCUMULATE,
+    CAST_LOGITS,
+    CAST_SCORES,
+    HEAD,
     LOSS_STEP,
     MOVE_GRADIENT,
     NORM_STEP,
@@ -35,8 +38,8 @@ product. CUTLASS's usual tiles."""
 
 STREAMS = frozenset(
     {
-        "copy", "cast", "fill", "pad", "add", "divide", ACCUMULATE, MOVE_GRADIENT, NORM_STEP,
-        LOSS_STEP, "norm", "scale", "adamw", "adamw8bit",
+        "copy", "cast", "fill", "pad", "add", "divide", ACCUMULATE, CAST_LOGITS, CAST_SCORES,
+        MOVE_GRADIENT, NORM_STEP, LOSS_STEP, "norm", "scale", "adamw", "adamw8bit",
         "sgd", "log_softmax", "nll_loss",
     }
 )
@@ -49,7 +52,8 @@ multiples of them take other kernels (cuBLAS documentation, tensor core usage: l
 """
 MISALIGNED = 0.5
 """Share of the rate that misaligned products reach. Assumed: padding GPT-2's vocabulary of 50257 to
-50304 saves a quarter of a step, and the head has a third of the products."""
+50304 saves a quarter of a step, and the head has a third of the products. torch.compile pads such
+products itself since torch 2.1."""
 
 MISALIGNED_ON_HOPPER = 0.17
 """The same on Hopper: its own instructions load operands by rows of 16 bytes, so libraries take
@@ -66,6 +70,12 @@ Counted in tensors on a block of llama. A norm with its residual moves 5 of 8, S
 none."""
 COMPILED_ROTARY = 4 / 19
 """The same of rotary positions: one kernel in each direction reads and writes them once."""
+
+COMPILED_LOSS: Mapping[str, float] = {"bfloat16": 3 / 8, "float16": 3 / 8, "float32": 3 / 16}
+"""The same of log_softmax in both directions, by its dtype, with nll_loss and casts in it.
+
+Logits are read once in each direction, and their gradient is written once. They have two bytes, as
+products give them. A model of float32 alone takes twice the bytes."""
 
 COMPOSITE_NORM = 58 / 7
 """Bytes of a composite RMSNorm over those of one kernel, which torch.compile makes of it.
@@ -147,7 +157,7 @@ def _memory_s(kernel: Kernel, device: Device, execution: Execution) -> float:
 
 def is_singly(kernel: Kernel, device: Device, execution: Execution = EAGER) -> bool:
     """True where a GPU takes elements of `kernel` one by one; a fused kernel does not."""
-    fused = execution.compile and kernel.operator not in STREAMS
+    fused = bool(execution.compile) and kernel.operator not in STREAMS
     return bool(kernel.singly) and device.num_sms > 1 and not fused
 
 
@@ -161,10 +171,14 @@ def _moved_plainly(kernel: Kernel, execution: Execution) -> float | None:
     if kernel.operator == ACCUMULATE and execution.accumulation == "fp32":
         of = DTYPE_NBYTES[kernel.dtype]
         return (of + SUMS_NBYTES) / (3 * of)
+    if kernel.operator == "log_softmax" and execution.compiles_loss:
+        return COMPILED_LOSS.get(kernel.dtype, 1.0)
     if kernel.shape or kernel.operator in STREAMS:
         return 1.0
     if not execution.compile:
         return None
+    if kernel.operator == "softmax" and kernel.dtype != "float32":
+        return 1.0  # it does what scale, mask and casts do besides
     return COMPILED_ROTARY if kernel.operator == "rotary" else COMPILED_SHARE
 
 
@@ -175,6 +189,8 @@ def _arithmetic_s(kernel: Kernel, device: Device, execution: Execution) -> float
     if kernel.shape and not is_attention(kernel.operator):
         dtype = multiplied_in(kernel, execution)
         seconds = product_s(kernel.shape, device, dtype, transposed=kernel.transposed)
+        if is_padded(kernel, dtype, execution):
+            seconds = min(seconds, _padded_s(kernel, device, dtype))
         return seconds * alone / (float8.RECIPES[execution.recipe].rate if dtype == "float8" else 1)
     # dtypes without a rate, as integers, have none
     return kernel.flops / _rate(device, kernel.dtype) if kernel.flops else 0.0
@@ -220,7 +236,37 @@ def product_s(
         rate *= MISALIGNED_ON_HOPPER if is_newer else MISALIGNED
     rows, columns, relative = _tile(shape, device)
     waves = _waves(shape, rows, columns, sms=sms, wave_cost=device.wave_cost)
-    return waves * 2 * rows * columns * (k + device.matmul_prologue) * sms / (rate * relative)
+    steps = k + device.matmul_prologue * _share_of_prologue(dtype, device)
+    return waves * 2 * rows * columns * steps * sms / (rate * relative)
+
+
+def _share_of_prologue(dtype: str, device: Device) -> float:
+    """Steps of k in a tile's start and end, over those of products of two bytes.
+
+    They move bytes and multiply nothing: where a step takes longer for its bytes, they are fewer.
+    float32 without tensor cores has an eighth of them on an A100. TF32 and 8 bits have all, as
+    their rates go by their bytes.
+    """
+    if dtype != "float32":
+        return 1.0
+    narrow = max(device.peak_flops("float16"), device.peak_flops("bfloat16"))
+    return 2 * device.peak_flops(dtype) / narrow
+
+
+def is_padded(kernel: Kernel, dtype: str, execution: Execution) -> bool:
+    """True where torch.compile pads the factors of a misaligned product to whole units of 16 bytes
+    (shape_padding in torch/_inductor/config.py)."""
+    compiled = execution.compiles_loss if kernel.operator == HEAD else execution.compile
+    return bool(compiled) and is_misaligned(kernel.shape, dtype, transposed=kernel.transposed)
+
+
+def _padded_s(kernel: Kernel, device: Device, dtype: str) -> float:
+    """Seconds of a product of padded factors, and of copies of these."""
+    count, *sides = kernel.shape
+    unit = ALIGNED[dtype]
+    padded = (count, *(-(-side // unit) * unit for side in sides))
+    copied = kernel.nbytes / (device.memory_bandwidth * device.memory_efficiency)
+    return product_s(padded, device, dtype, transposed=kernel.transposed) + copied
 
 
 def _tile(shape: tuple[int, ...], device: Device) -> tuple[int, int, float]:

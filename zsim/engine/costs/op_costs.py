@@ -30,6 +30,8 @@ from zsim.engine.faults.fault import LostLink
 from zsim.engine.timeline import NEVER
 from zsim.ir.ops import (
     ACCUMULATE,
+    CAST_LOGITS,
+    CAST_SCORES,
     CLONE,
     COLLECTIVES,
     LOSS_STEP,
@@ -156,11 +158,11 @@ class Costs:
         """
         accumulation = self.execution.accumulation
         if kernel.operator == CLONE:
-            return self.execution.compile
-        if kernel.operator == SOFTMAX_PRODUCT:
-            return self.execution.compile or self.execution.softmax == "fused"
-        if kernel.operator in (SCALE_SCORES, MASK_SCORES):
-            return self.execution.softmax == "fused"
+            return bool(self.execution.compile)
+        if kernel.operator in (SCALE_SCORES, MASK_SCORES, CAST_SCORES, SOFTMAX_PRODUCT):
+            return bool(self.execution.compile) or self.execution.softmax == "fused"
+        if kernel.operator in (CAST_LOGITS, "nll_loss"):
+            return self.execution.compiles_loss
         return (kernel.operator == ACCUMULATE and accumulation == "fused") or (
             kernel.operator == MOVE_GRADIENT and accumulation != "eager"
         )

@@ -196,7 +196,8 @@ TRAINING_TABLES: Mapping[str, Any] = {
         "keep other tensors.",
         {
             "compile": _key(
-                "torch.compile fuses chains of element-wise kernels; bytes are those of eager ones."
+                "torch.compile fuses chains of element-wise kernels of the model and its loss, or "
+                'of "blocks" alone; bytes are those of eager ones.'
             ),
             "float8": _key(
                 "Linears but the head multiply in 8 bits, by a recipe: delayed (Transformer "

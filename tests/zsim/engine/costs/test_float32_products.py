@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from zsim.cluster.devices import devices, load_device
-from zsim.engine.costs.kernel_time import is_misaligned, kernel_ns, multiplied_in, problems
+from zsim.engine.costs.kernel_time import (
+    is_misaligned,
+    kernel_ns,
+    multiplied_in,
+    problems,
+    product_s,
+)
 from zsim.engine.execution import Execution
 from zsim.ir.ops import Kernel
 
@@ -39,6 +45,13 @@ def test_float32_has_an_efficiency_of_its_own_or_that_of_all_products():
     assert kernel_ns(large, bare) > 1.9 * kernel_ns(large, A100)
     assert half.efficiency_of("float32") == "float32_efficiency"
     assert bare.efficiency_of("float32") == half.efficiency_of("float16") == "matmul_efficiency"
+
+
+def test_a_short_product_of_float32_loses_less_to_its_tiles_start_and_end():
+    """Scores of heads of 64: they move twice the bytes at a sixteenth of the rate."""
+    deep, short = (product_s((192, 1024, 1024, k), A100, "float32") for k in (8192, 64))
+    steps = A100.matmul_prologue / 8
+    assert deep / short == pytest.approx((8192 + steps) / (64 + steps))
 
 
 def test_tf32_changes_products_of_float32_alone():

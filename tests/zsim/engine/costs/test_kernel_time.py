@@ -24,7 +24,14 @@ from zsim.engine.costs.kernel_time import (
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.execution import Execution
 from zsim.errors import ScenarioError
-from zsim.ir.ops import ATTENTION_BACKWARD, Kernel, Op
+from zsim.ir.ops import (
+    ATTENTION_BACKWARD,
+    CAST_SCORES,
+    MASK_SCORES,
+    SCALE_SCORES,
+    Kernel,
+    Op,
+)
 from zsim.scenario.scenario import parse
 
 A100, H100 = load_device("a100-40"), load_device("h100-80")
@@ -103,6 +110,44 @@ def test_what_moves_bytes_takes_them_over_the_rate_reached_and_compiled_half_of_
         == kernel_ns(copy, H100, Execution(compile=True))
         == ceil(10**9 / (3350e9 * 0.88) * 1e9) + 2000
     )
+
+
+def test_a_compiled_loss_moves_three_tensors_of_its_logits() -> None:
+    """A GPU moves 4 in log_softmax and in its backward each, casts and nll_loss besides; blocks
+    compiled alone leave the loss as it is."""
+    numel, cluster = 10**9, load_cluster("dgx-h100")
+    kernels = (
+        Kernel("cast_logits", 0, 6 * numel, "float32"),
+        Kernel("log_softmax", 0, 4 * 4 * numel, "float32"),
+        Kernel("nll_loss", 0, 4 * numel, "float32"),
+        Kernel("log_softmax", 0, 4 * 4 * numel, "float32"),
+        Kernel("cast_logits", 0, 6 * numel, "float32"),
+    )
+    eager, compiled, blocks = (
+        Costs(cluster, Execution(compile=compiled)).compute_ns(kernels)
+        for compiled in (False, True, "blocks")
+    )
+    rate = H100.memory_bandwidth * H100.memory_efficiency
+    assert compiled == pytest.approx(3 * 2 * numel / rate * 1e9 + 2 * 2000, abs=2)
+    assert eager == blocks == pytest.approx(48 * numel / rate * 1e9 + 5 * 2000, abs=5)
+    narrow = tuple(replace(k, dtype="bfloat16", nbytes=k.nbytes // 2) for k in kernels[1::2])
+    assert Costs(cluster, Execution(compile=True)).compute_ns(narrow) == compiled
+
+
+def test_a_compiled_softmax_of_scores_does_what_scale_mask_and_casts_do() -> None:
+    """Scores of two bytes are read and written, in float32 between."""
+    numel, cluster = 10**9, load_cluster("dgx-h100")
+    around = tuple(
+        Kernel(operator, 0, 4 * numel, "bfloat16")
+        for operator in (SCALE_SCORES, MASK_SCORES, CAST_SCORES)
+    )
+    narrow = Kernel("softmax", 0, 2 * 2 * numel, "bfloat16")
+    wide = Kernel("softmax", 0, 2 * 4 * numel, "float32")
+    costs = Costs(cluster, Execution(compile=True))
+    assert costs.compute_ns(around) == 0
+    assert costs.kernel_ns(narrow) == costs.kernel_ns(wide)
+    rate = H100.memory_bandwidth * H100.memory_efficiency
+    assert costs.kernel_ns(narrow) == pytest.approx(4 * numel / rate * 1e9 + 2000, abs=1)
 
 
 def test_eight_bits_make_large_linears_faster_and_cost_the_casts() -> None:
