@@ -160,8 +160,13 @@ def forward_backward(
 
 
 def num_distinct_ranks(model: ModelSpec, mesh: Mesh) -> int:
-    """Number of ranks with distinct shards, at most: shards of the last ranks may be empty."""
-    return mesh.dp_shard
+    """Number of ranks with distinct shards, at most. Each parameter has whole shards, then a part
+    of one, then empty ones."""
+    begins = {0}
+    for numel in {parameter.numel for parameter in model.parameters}:
+        whole, rest = divmod(numel, shard_size(numel, mesh.dp_shard))
+        begins |= {whole, whole + (rest > 0)}
+    return sum(begin < mesh.dp_shard for begin in begins)
 
 
 def stepped(options: Options, numels: Sequence[int], num_shards: int) -> Sequence[int]:

@@ -835,3 +835,23 @@ def test_dropouts_of_0_are_modules_of_transformers_and_count_in_the_trace(
     modules = training(case, device="cpu").model.modules
     names = [op.name for each in modules for op in each.operators[:1] if op.kind == "dropout"]
     assert len(names) == len(set(names)) == dropouts
+
+
+@given(ranks=st.integers(2, 70), vocabulary=st.integers(5, 90))
+def test_stage_3_has_no_more_kinds_of_ranks_than_its_work_is_told_to_have(
+    ranks: int, vocabulary: int
+) -> None:
+    case = scenario(
+        ranks=ranks, strategy={"name": "deepspeed3"},
+        model=GPT | {"sizes": GPT["sizes"] | {"vocabulary": vocabulary}},
+        precision={"parameters": "bf16", "reduce": "fp32"},
+    )
+    assert len(plan(case, device="cpu").ranks) <= case.work.kinds <= ranks
+
+
+def test_a_thousand_ranks_of_even_shards_are_of_one_kind() -> None:
+    case = scenario(
+        strategy={"name": "deepspeed3"}, model={"preset": "gpt-3-175b"},
+        precision={"parameters": "fp16"}, cluster={"preset": "dgx-a100", "nodes": 128},
+    )
+    assert case.work.kinds == 1

@@ -22,9 +22,10 @@ def packed(
     if len(parameters) == 1 and not parameters[0].numel % ranks:
         return [], []
     uneven = [p for p in parameters if p.numel % ranks]
+    whole = min((p.numel // sharded.shard_numel(p) for p in uneven), default=ranks)
     pads = [
         Alloc(buffer_of(p.fqn, "padding", rank), "communication", missing * element)
-        for rank in range(ranks) for p in uneven
+        for rank in range(whole, ranks) for p in uneven
         if (missing := sharded.shard_numel(p) - sharded.local_numel(p, rank=rank))
     ]
     numel = sum(map(sharded.shard_numel, parameters)) * ranks
