@@ -61,6 +61,11 @@ kernels of Turing (pytorch issue 181718).
 
 Measured on an H100: the three products of GPT-2's head with 50257 columns took 15.5 ms in place of
 2.6 (tests/measured/gpu_h100.json). On Blackwell assumed."""
+MISALIGNED_TF32 = 0.75
+"""The same in TF32: assumed, the middle of no loss and half.
+
+The instruction that copies to shared memory takes 4, 8 or 16 bytes (PTX, cp.async). It can copy
+single elements of four bytes, and none of two."""
 HOPPER = 90
 """Compute capability of Hopper."""
 
@@ -233,7 +238,8 @@ def product_s(
         return 2 * count * m * n * k / rate
     if is_misaligned(shape, dtype, transposed=transposed):
         is_newer = device.runtime is not None and device.runtime.capability >= HOPPER
-        rate *= MISALIGNED_ON_HOPPER if is_newer else MISALIGNED
+        narrow = MISALIGNED_ON_HOPPER if is_newer else MISALIGNED
+        rate *= MISALIGNED_TF32 if dtype == "tf32" else narrow
     rows, columns, relative = _tile(shape, device)
     waves = _waves(shape, rows, columns, sms=sms, wave_cost=device.wave_cost)
     steps = k + device.matmul_prologue * _share_of_prologue(dtype, device)
