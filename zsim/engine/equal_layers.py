@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import repeat
 from operator import mul
 from typing import NamedTuple
@@ -74,10 +73,10 @@ class Recurrence(NamedTuple):
         return self.at + self.head * self.period
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class IssuingHost:
     """A rank's ops in the whole step, and its host: what that does and awaits before it issues
-    each."""
+    each, once it is known that layers are left out."""
 
     ops: tuple[Op, ...]
     numbers: Sequence[int]
@@ -85,22 +84,14 @@ class IssuingHost:
     costs: CostModel
     later: Mapping[int, int]
     """Nanoseconds for which the host pauses behind an op."""
+    issue_ns: Sequence[int] = ()
+    awaited: Sequence[tuple[int, ...]] = ()
     runs: Sequence[Recurrence] = ()
     twins: Sequence[int] = ()
     """The op of the shorter step that each is like."""
     common: int = 0
     """The first ops, with all runs, that it has in common with the first rank program; 0 if it has
     other runs."""
-
-    @cached_property
-    def issue_ns(self) -> Sequence[int]:
-        """The nanoseconds in which it issues each op."""
-        return [self.costs.issue_ns(op) for op in self.ops]
-
-    @cached_property
-    def awaited(self) -> Sequence[tuple[int, ...]]:
-        """The ops whose ends it awaits before it issues each op."""
-        return awaited_by_host(self.ops, self.costs.launch_queue)
 
     def followed(
         self, times: Times, periods: Sequence[int], starting: _Starting,
@@ -217,7 +208,11 @@ class Layers(NamedTuple):
             twins = _spread(range(len(ops)), runs, repeat(0))
             common = begin_alike(host.ops, hosts[0].ops)
             has_same = not own or (runs == own[0].runs and common >= runs[-1].end)
-            own.append(replace(host, runs=runs, twins=twins, common=common if has_same else 0))
+            own.append(replace(
+                host, runs=runs, twins=twins, common=common if has_same else 0,
+                issue_ns=host.issue_ns or list(map(host.costs.issue_ns, host.ops)),
+                awaited=host.awaited or awaited_by_host(host.ops, host.costs.launch_queue),
+            ))
         if len({tuple(run.left_out for run in host.runs) for host in own}) > 1:
             return None
         return cls(replace(program, ranks=tuple(ranks)), own)
