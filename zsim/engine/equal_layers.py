@@ -76,7 +76,7 @@ class Recurrence(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class IssuingHost:
     """A rank's ops in the whole step, and its host: what that does and awaits before it issues
-    each, once it is known that layers are left out."""
+    each."""
 
     ops: tuple[Op, ...]
     numbers: Sequence[int]
@@ -85,6 +85,7 @@ class IssuingHost:
     later: Mapping[int, int]
     """Nanoseconds for which the host pauses behind an op."""
     issue_ns: Sequence[int] = ()
+    """Nanoseconds of each op, known like `awaited` only where layers are left out."""
     awaited: Sequence[tuple[int, ...]] = ()
     runs: Sequence[Recurrence] = ()
     twins: Sequence[int] = ()
