@@ -31,7 +31,7 @@ from zsim.strategies.building.kernels import MASTER_DTYPE
 def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
     """Caveats of `scenario`, which runs all the same."""
     return tuple(map(Caveat, (
-        *_half_precision(scenario), *_single_precision(scenario), *_by_itself(scenario),
+        *_half_precision(scenario), *_single_precision(scenario),
         *_launches_alone(scenario), *_compiled(scenario), *_compressed(scenario),
         *_reserved(scenario), *_one_unit(scenario),
         *_idle_links(scenario), *_torch_step(scenario), *_threads(scenario),
@@ -80,21 +80,6 @@ def _single_precision(scenario: Scenario) -> Iterator[str]:
             f"precision: products are in float32, without TF32; on {device.name} bf16 has "
             f'{device.bfloat16 / device.float32:.0f} times the peak: precision.parameters = "bf16"'
             f"{tf32} takes tensor cores"
-        )
-
-
-def _by_itself(scenario: Scenario) -> Iterator[str]:
-    """Products of a single GPU, timed with the rates that eight of a node reach in training."""
-    device, execution = scenario.cluster.device, scenario.executed
-    if (
-        scenario.cluster.num_ranks == 1
-        and execution.products == "training"
-        and device.products_alone < 1
-    ):
-        yield (
-            "execution.products: products are those of training on 8 GPUs; a single "
-            f"H100 and H200 took {1 - device.products_alone:.0%} less time: "
-            'execution.products = "alone"'
         )
 
 

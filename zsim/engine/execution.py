@@ -62,9 +62,9 @@ class Execution:
     softmax: Softmax = "eager"
     """Scores of explicit attention are scaled and masked in kernels before the softmax, "eager", or
     in the softmax's own, "fused", as in Megatron."""
-    products: Products = "training"
-    """Matrix products are as fast as in "training", or as each "alone", as where a step is the sum
-    of its kernels' profiles."""
+    products: Products | None = None
+    """Matrix products are as fast as in "training" on eight GPUs of a node, or as each "alone".
+    None: alone on a single GPU, whose steps here are met so, else as in training."""
     interference: bool = True
     """Collectives slow down the kernels that they overlap."""
     detail: Detail = "flows"

@@ -17,7 +17,7 @@ from typing import Any, Literal, Unpack
 
 from zsim.autograd.traced.model import TracedModel
 from zsim.cluster.cluster import ClusterSpec
-from zsim.engine.execution import Execution
+from zsim.engine.execution import Execution, Products
 from zsim.engine.faults.fault import Fault
 from zsim.errors import ArgumentError, ScenarioError, visible
 from zsim.io import limits
@@ -246,8 +246,10 @@ class Scenario:
     def executed_on(self, cluster: ClusterSpec) -> Execution:
         """`executed` where `cluster` stands in for the scenario's own."""
         strategy, on_cpu = STRATEGIES[self.strategy], cluster.kind == "cpu"
+        products: Products = "alone" if cluster.num_ranks == 1 else "training"
         return replace(
-            self.execution, hooks=strategy.hooks, dtensors=strategy.dtensors and on_cpu,
+            self.execution, products=self.execution.products or products,
+            hooks=strategy.hooks, dtensors=strategy.dtensors and on_cpu,
             torchrun=strategy.torchrun and not on_cpu, by_call=isinstance(self.model, TracedModel),
             drive_queue_nbytes=self.offload.drive_queue_nbytes,
             synchronous=on_cpu

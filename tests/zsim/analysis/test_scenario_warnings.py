@@ -58,22 +58,6 @@ def test_who_leaves_a_gpu_to_float32_products_is_told_how_much_faster_tensor_cor
     assert all("bf16 has 15 times the peak" in line for line in told)
 
 
-@pytest.mark.parametrize(("device", "ranks", "products", "told"), [
-    ("dgx-h100", 1, "training", True), ("dgx-h100", 1, "alone", False),
-    ("dgx-h100", 2, "training", False), ("cpu-gloo", 1, "training", False),
-])
-def test_who_trains_on_one_gpu_is_told_that_its_products_were_measured_faster(
-    device: str, ranks: int, products: str, told: bool
-) -> None:
-    scenario = zsim.Scenario(
-        model={"preset": "mlp-tiny"}, batch={"micro_batch": 1}, strategy={"name": "ddp"},
-        cluster={"preset": device, "ranks": ranks}, execution={"products": products},
-    )
-    lines = [line for line in cautions(scenario) if line.startswith("execution.products")]
-    assert bool(lines) is told
-    assert all("took 17% less time" in line for line in lines)
-
-
 @pytest.mark.parametrize(("strategy", "implementation", "adam", "cluster", "told"), [
     ("deepspeed2", "foreach", "torch", "dgx-h100", "foreach, at 1/2 of"),
     ("deepspeed3", "for-loop", "torch", "dgx-h100", "for-loop, at 1/3 of"),

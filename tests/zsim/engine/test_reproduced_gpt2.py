@@ -30,7 +30,7 @@ def band(
         batch={"micro_batch": 16, "sequence_length": 1024},
         cluster={"preset": "dgx-a100", "ranks": 1}, strategy={"name": "ddp"},
         precision=precision, optimizer={"name": "adamw", "implementation": optimizer},
-        execution={"products": "alone", **execution},
+        execution=execution,
     )
     low, high = zsim.simulate(scenario).step_time.band
     return float(low) / 1e6, float(high) / 1e6

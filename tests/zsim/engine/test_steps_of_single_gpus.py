@@ -18,9 +18,9 @@ ROWS = [
 
 def error(row: dict[str, Any]) -> tuple[float, bool]:
     """Predicted over measured less 1, and whether the measurement lies in the band. torch took
-    cuDNN's attention, and products of a single GPU are as fast as alone."""
+    cuDNN's attention."""
     run = zsim.simulate(zsim.Scenario(
-        **row["scenario"] | {"execution": {"attention_kernels": "cudnn", "products": "alone"}}
+        **row["scenario"] | {"execution": {"attention_kernels": "cudnn"}}
     ))
     took, step = median(row["measured"]["step_times_ns"]), run.step_time
     assert step is not None
