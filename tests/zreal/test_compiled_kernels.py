@@ -65,12 +65,12 @@ def trained(step: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> None:
     result.backward(torch.ones_like(result))
 
 
-def parameter(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.bfloat16, requires_grad=True)
+def parameter(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
 
-def kernels_of(unit: str) -> list[Kernel]:
-    """The kernels of one unit of a llama of these sizes in bf16, forward and backward."""
+def kernels_of(unit: str, parameters: str = "bf16") -> list[Kernel]:
+    """The kernels of one unit of a llama of these sizes, forward and backward."""
     case = planned(Scenario(
         model={
             "family": "llama",
@@ -81,7 +81,7 @@ def kernels_of(unit: str) -> list[Kernel]:
         },
         batch={"micro_batch": MICRO_BATCH, "sequence_length": LENGTH},
         cluster={"preset": "dgx-h100"}, strategy={"name": "fsdp2"},
-        precision={"parameters": "bf16"}, execution={"compile": True},
+        precision={"parameters": parameters}, execution={"compile": True},
     ))
     return [
         kernel for op in case.program.ranks[0].steady
@@ -89,29 +89,36 @@ def kernels_of(unit: str) -> list[Kernel]:
     ]
 
 
-def moved(kernels: list[Kernel]) -> float:
+def moved(kernels: list[Kernel], execution: Execution = COMPILED) -> float:
     """Bytes of what is fused: the time of kernels on a device that does nothing but move them."""
     device = replace(
         load_device("h100-80"), kernel=0, memory_bandwidth=10**9, memory_efficiency=1.0,
         elementwise_efficiency=1.0,
     )
     fused = [kernel for kernel in kernels if not kernel.shape]
-    return sum(kernel_ns(kernel, device, COMPILED) for kernel in fused)
+    return sum(kernel_ns(kernel, device, execution) for kernel in fused)
 
 
-def test_a_compiled_loss_reads_its_logits_twice_and_writes_their_gradient(fused: list[int]) -> None:
+@pytest.mark.parametrize(("parameters", "dtype"), [
+    ("bf16", torch.bfloat16), ("fp32", torch.float32),
+])
+def test_a_compiled_loss_reads_its_logits_twice_and_writes_their_gradient(
+    parameters: str, dtype: torch.dtype, fused: list[int]
+) -> None:
     """Casts, log_softmax and nll_loss are one kernel in each direction; in eager mode they move
-    eight times as much."""
+    eight times as much in bf16."""
     def loss(x: torch.Tensor, head: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(functional.linear(x, head).float(), targets)
 
     targets = torch.randint(VOCABULARY, (TOKENS,))
-    trained(loss, parameter(TOKENS, WIDTH), parameter(VOCABULARY, WIDTH), targets)
+    factors = parameter(TOKENS, WIDTH, dtype=dtype), parameter(VOCABULARY, WIDTH, dtype=dtype)
+    trained(loss, *factors, targets)
     forward, backward = fused
-    logits = 2 * TOKENS * VOCABULARY
+    logits = dtype.itemsize * TOKENS * VOCABULARY
     assert forward == pytest.approx(2 * logits, rel=0.01)  # counts a gather as all of its source
     assert backward == pytest.approx(2 * logits, rel=0.01)
-    ours = moved([k for k in kernels_of("root") if k.operator == "log_softmax"])
+    own = [k for k in kernels_of("root", parameters) if k.operator == "log_softmax"]
+    ours = moved(own, replace(COMPILED, wide_products=parameters == "fp32"))
     assert ours == pytest.approx(3 * logits, rel=0.01)
 
 

@@ -27,6 +27,9 @@ from zsim.strategies.building import optimizers
 from zsim.strategies.building.host_step import located
 from zsim.strategies.building.kernels import MASTER_DTYPE
 
+LONGER = 1.1
+"""Time of a step on the host, over that with other threads, from which on there is a warning."""
+
 
 def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
     """Caveats of `scenario`, which runs all the same."""
@@ -135,17 +138,20 @@ def _threads(scenario: Scenario) -> Iterator[str]:
         implementation=settings.implementation,
     )
     fastest, slowest = host_work.by_threads(kernels, cluster, execution)
-    cores = int(host_work.threads_of(cluster)) or "all"
-    if fastest < 1:
+    cores = int(host_work.threads_of(cluster))
+    if 1 / fastest >= LONGER:
+        with_more = (
+            f"{cores}: OMP_NUM_THREADS={cores} and execution.host_threads = {cores}" if cores
+            else "all cores: set OMP_NUM_THREADS and execution.host_threads"
+        )
         yield (
             "execution.host_threads: the host's step has one thread a rank, as torchrun sets "
-            f"OMP_NUM_THREADS, and takes {1 / fastest:.1f} times as long as with {cores}: "
-            f"OMP_NUM_THREADS={cores} and execution.host_threads = {cores}"
+            f"OMP_NUM_THREADS, and takes {1 / fastest:.1f} times as long as with {with_more}"
         )
-    elif slowest > 1:
+    elif slowest >= LONGER:
         yield (
-            f"execution.host_threads: the host's step has {cores} cores; with one thread, as "
-            f"accelerate and Ray set OMP_NUM_THREADS, it takes {slowest:.1f} times as long: "
+            f"execution.host_threads: the host's step has {cores or 'all'} cores; with one thread, "
+            f"as accelerate and Ray set OMP_NUM_THREADS, it takes {slowest:.1f} times as long: "
             "execution.host_threads = 1"
         )
 

@@ -81,6 +81,9 @@ class Execution:
     torchrun: bool = False
     """torchrun starts the ranks, and gives each one thread where a node has several. Others leave
     each its part of the node's cores. Strategy and cluster decide it."""
+    wide_products: bool = False
+    """Products give float32, which what torch.compile fuses reads and writes too. The precision
+    decides it."""
     hooks: float = 0.0
     """Host's time of the hooks of modules that issue all-gathers and reduce-scatters, over that of
     FSDP's; 0 for none. The strategy decides it."""

@@ -252,6 +252,7 @@ class Scenario:
             hooks=strategy.hooks, dtensors=strategy.dtensors and on_cpu,
             torchrun=strategy.torchrun and not on_cpu, by_call=isinstance(self.model, TracedModel),
             drive_queue_nbytes=self.offload.drive_queue_nbytes,
+            wide_products=self.precision.products == "float32",
             synchronous=on_cpu
             and (strategy.hooks > 0 or (strategy.is_own and not cluster.has_idle_cores)),
         )

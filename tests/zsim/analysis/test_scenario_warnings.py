@@ -109,6 +109,29 @@ def test_who_leaves_the_threads_of_a_step_on_the_host_to_the_launcher_is_told_wh
     assert all(told in line for line in lines)
 
 
+@pytest.mark.parametrize(("cores", "bandwidth", "told"), [
+    (0, 370, "takes 1.2 times as long as with all cores: set OMP_NUM_THREADS and"),
+    (64, 370, "as with 8: OMP_NUM_THREADS=8 and"), (64, 330, ""), (4, 370, ""),
+])
+def test_threads_are_warned_of_where_more_are_known_to_gain_something(
+    cores: int, bandwidth: int, told: str
+) -> None:
+    """A file may leave cores out. 41 GB/s of memory for a rank are hardly more than its thread's
+    40, and half a core a rank is no thread."""
+    case = zsim.Scenario(
+        model={"preset": "gpt-small"}, batch={"micro_batch": 1, "sequence_length": 64},
+        cluster={"preset": "dgx-h100"}, strategy={"name": "fsdp2", "offload": True},
+        precision={"parameters": "bf16"}, optimizer={"implementation": "fused"},
+    )
+    node = replace(
+        case.cluster, host_memory_bandwidth=bandwidth * 10**9,
+        host=replace(case.cluster.host, cores=cores),
+    )
+    lines = [line for line in cautions(derived(case, cluster=node)) if "host_threads" in line]
+    assert len(lines) == bool(told)
+    assert all(told in line for line in lines)
+
+
 def test_who_has_a_cluster_file_without_the_time_of_an_operator_is_told() -> None:
     """Files that were written before the key was known time an operator as a launch."""
     known = zsim.Scenario(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from zsim.analysis.causes.why import Why, name
 from zsim.analysis.simulated_step import explain_step
 from zsim.cli.main import main
 from zsim.cli.reports import time_report
+from zsim.cluster.cluster_presets import load_cluster
 from zsim.engine.costs.op_costs import Costs
+from zsim.engine.execution import Execution
 from zsim.engine.simulate_step import simulate_step
 from zsim.io.units import format_time
-from zsim.ir.ops import COLLECTIVES
+from zsim.ir.ops import COLLECTIVES, Kernel, Op
 from zsim.scenario import scenario
 from zsim.scenario.plan import Planned, plan, planned
 from zsim.scenario.scenario import Scenario
@@ -143,6 +146,23 @@ def test_a_step_on_the_host_is_told_what_bounds_it(
     )
     time_report.show(planned(case))
     assert told in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("cores", "told"), [
+    (0, "bound by 1 thread a rank; more help (OMP_NUM_THREADS, execution.host_threads)"),
+    (4, "bound by its 4 cores; more nodes help"), (8, "bound by its 8 cores; more nodes help"),
+])
+def test_ranks_without_a_core_to_spare_are_not_told_to_take_more_threads(
+    cores: int, told: str
+) -> None:
+    """Half a core a rank is no thread; and a file may leave cores out."""
+    cluster = load_cluster("dgx-h100")
+    node = replace(cluster, host=replace(cluster.host, cores=cores))
+    step = Op(
+        index=0, kind="optimizer", unit="step", stream="host",
+        kernels=(Kernel("adamw.fused", 0, 28, "float32", location="host"),),
+    )
+    assert time_report.host_bound([step], Costs(node, Execution(torchrun=True))) == told
 
 
 @pytest.mark.parametrize(("strategy", "offload", "told"), [

@@ -132,6 +132,9 @@ def test_python_that_is_no_config_is_refused(tmp_path, text):
     ("[parallelism]\ndata_parallel_replicate_degree = 8\ndata_parallel_shard_degree = 1\n",
      "strategy", {"name": "ddp", "dp_replicate": 8}),
     ("[compile]\nenable = true\n", "execution", {"compile": True}),
+    ('[compile]\nenable = true\ncomponents = ["model"]\n', "execution", {"compile": "blocks"}),
+    ('[compile]\nenable = true\ncomponents = ["model", "loss"]\n', "execution",
+     {"compile": True}),
 ])
 def test_each_part_of_toml_has_its_table(tmp_path, more, key, value):
     text = f'[job]\n[lr_scheduler]\n[model]\nname = "llama3"\nflavor = "8B"\n{more}'
@@ -154,6 +157,8 @@ def test_float8_all_gathers_are_assumed_away_and_said(tmp_path):
      "tensor_parallel_degree: expected 1, found 8"),
     ("data_parallel_shard_degree = -1", "context_parallel_degree = 2", "expected 1, found 2"),
     ('flavor = "8B"', 'flavor = "9B"', "model: missing"),
+    ("[parallelism]", '[compile]\nenable = true\ncomponents = ["loss"]\n[parallelism]',
+     'compile.components: expected "model", or "model" and "loss"'),
 ])
 def test_what_is_wrong_or_not_modelled_is_named(tmp_path, before, after, said):
     with pytest.raises(ScenarioError, match=said):

@@ -125,12 +125,16 @@ def show(planned: Planned) -> None:
 
 
 def host_bound(ops: Sequence[Op], costs: Costs) -> str:
-    """The bound of kernels on the host, with what helps: too few threads, or memory."""
+    """The bound of kernels on the host, with what helps: threads, cores or memory."""
     kernels = [each for op in ops for each in op.kernels if each.location == "host"]
-    if host_work.bound_by_threads(kernels, costs.cluster, costs.execution):
-        threads = counted(int(host_work.threads_of(costs.cluster, costs.execution)), "thread")
-        return f"bound by {threads} a rank; more help (OMP_NUM_THREADS, execution.host_threads)"
-    return "bound by its memory's bandwidth; more nodes help"
+    if not host_work.bound_by_threads(kernels, costs.cluster, costs.execution):
+        return "bound by its memory's bandwidth; more nodes help"
+    own = host_work.threads_of(costs.cluster)
+    threads = host_work.threads_of(costs.cluster, costs.execution)
+    if own and threads >= own:
+        return f"bound by its {counted(costs.cluster.host.cores, 'core')}; more nodes help"
+    counts = counted(int(threads), "thread")
+    return f"bound by {counts} a rank; more help (OMP_NUM_THREADS, execution.host_threads)"
 
 
 def hosted_ns(ops: Sequence[Op], costs: Costs, times: Times) -> int:

@@ -14,6 +14,7 @@ from zsim.configs.documents import toml_config
 from zsim.configs.draft import Draft
 from zsim.configs.importer import Importer
 from zsim.configs.scripts.python_config import STATEMENTS, python_config
+from zsim.errors import shown
 from zsim.models.families import presets
 from zsim.models.families.aliases import llama
 
@@ -51,11 +52,20 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     components = table.any("components")
     table.close()
     if compiled:
-        draft.put("execution.compile", "blocks" if components == ["model"] else True)
+        _compiled(components, draft)
     _float8(config, draft, converters)
     config.ignore("changes no byte and no time of a step", *NO_STEP)
     config.ignore("the loss is computed at once here, and not in chunks", "loss")
     config.close()
+
+
+def _compiled(components: Any, draft: Draft) -> None:
+    """Put what is compiled, among them the loss or not; alone it is not modelled."""
+    if components in (None, ["model"], ["model", "loss"], ["loss", "model"]):
+        draft.put("execution.compile", "blocks" if components == ["model"] else True)
+    else:
+        draft.notes.problem("compile.components", 'expected "model", or "model" and "loss", found '
+                            f"{shown(components)}; --drop compile leaves it out")
 
 
 def _regrouped(config: ConfigKeys) -> ConfigKeys:

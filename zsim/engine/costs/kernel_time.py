@@ -12,7 +12,7 @@ rounded up once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import ceil
 
 from zsim.cluster.devices import Device
@@ -76,11 +76,11 @@ none."""
 COMPILED_ROTARY = 4 / 19
 """The same of rotary positions: one kernel in each direction reads and writes them once."""
 
-COMPILED_LOSS: Mapping[str, float] = {"bfloat16": 3 / 8, "float16": 3 / 8, "float32": 3 / 16}
-"""The same of log_softmax in both directions, by its dtype, with nll_loss and casts in it.
+COMPILED_LOSS = 3 / 8
+"""The same of log_softmax in both directions, with nll_loss and casts in it.
 
-Logits are read once in each direction, and their gradient is written once. They have two bytes, as
-products give them. A model of float32 alone takes twice the bytes."""
+Logits are read once in each direction, and their gradient is written once. Where products give them
+two bytes, log_softmax in float32 has half of this."""
 
 COMPOSITE_NORM = 58 / 7
 """Bytes of a composite RMSNorm over those of one kernel, which torch.compile makes of it.
@@ -176,13 +176,14 @@ def _moved_plainly(kernel: Kernel, execution: Execution) -> float | None:
     if kernel.operator == ACCUMULATE and execution.accumulation == "fp32":
         of = DTYPE_NBYTES[kernel.dtype]
         return (of + SUMS_NBYTES) / (3 * of)
+    widened = kernel.dtype == "float32" and not execution.wide_products
     if kernel.operator == "log_softmax" and execution.compiles_loss:
-        return COMPILED_LOSS.get(kernel.dtype, 1.0)
+        return COMPILED_LOSS / (2 if widened else 1)
     if kernel.shape or kernel.operator in STREAMS:
         return 1.0
     if not execution.compile:
         return None
-    if kernel.operator == "softmax" and kernel.dtype != "float32":
+    if kernel.operator == "softmax" and not widened:
         return 1.0  # it does what scale, mask and casts do besides
     return COMPILED_ROTARY if kernel.operator == "rotary" else COMPILED_SHARE
 

@@ -32,7 +32,7 @@ from zsim.ir.ops import (
     Kernel,
     Op,
 )
-from zsim.scenario.scenario import parse
+from zsim.scenario.scenario import Scenario, parse
 
 A100, H100 = load_device("a100-40"), load_device("h100-80")
 SIZES = st.integers(1, 20_000)
@@ -148,6 +148,31 @@ def test_a_compiled_softmax_of_scores_does_what_scale_mask_and_casts_do() -> Non
     assert costs.kernel_ns(narrow) == costs.kernel_ns(wide)
     rate = H100.memory_bandwidth * H100.memory_efficiency
     assert costs.kernel_ns(narrow) == pytest.approx(4 * numel / rate * 1e9 + 2000, abs=1)
+
+
+def test_a_model_of_float32_alone_has_logits_and_scores_of_four_bytes_when_compiled() -> None:
+    """Tensors that are read and written are as many as in two bytes. None is smaller than what
+    products give."""
+    numel, rate = 10**9, H100.memory_bandwidth * H100.memory_efficiency
+    costs = Costs(load_cluster("dgx-h100"), Execution(compile=True, wide_products=True))
+    softmax = Kernel("softmax", 0, 2 * 4 * numel, "float32")
+    loss = (Kernel("log_softmax", 0, 4 * 4 * numel, "float32"),) * 2
+    assert costs.kernel_ns(softmax) == pytest.approx(8 * numel / rate * 1e9 + 2000, abs=1)
+    assert costs.compute_ns(loss) == pytest.approx(3 * 4 * numel / rate * 1e9 + 2 * 2000, abs=2)
+
+
+@pytest.mark.parametrize(("precision", "wide"), [
+    ({"parameters": "fp32"}, True), ({"parameters": "bf16"}, False),
+    ({"parameters": "fp32", "autocast": "bf16"}, False),
+])
+def test_a_scenario_s_products_give_float32_unless_its_precision_is_narrower(
+    precision: dict[str, str], wide: bool
+) -> None:
+    case = Scenario(
+        model={"preset": "gpt-tiny"}, batch={"micro_batch": 1, "sequence_length": 64},
+        cluster={"preset": "dgx-h100"}, strategy={"name": "fsdp2"}, precision=precision,
+    )
+    assert case.executed.wide_products == wide
 
 
 def test_eight_bits_make_large_linears_faster_and_cost_the_casts() -> None:
