@@ -3,7 +3,8 @@
 Ops recur with a period: that of a layer in forward, of one in backward, of several where buckets
 span layers. `Layers.of` finds such runs by the ops alone, and leaves out all periods of a run but
 its first and last few. In the shorter step the ops of a period, and all that they come behind, have
-to be the same time after their twins. Then the device goes on so in the periods left out.
+to be the same time after their twins. Nothing else of the step may run beside them. Then the device
+goes on so in the periods left out.
 
 A stream that gains on another with each layer does so until it waits for that one. By both periods
 it is known after how many layers it has to; then as many are kept before the others.
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
+from math import inf
 from operator import mul
 from typing import NamedTuple
 
@@ -223,7 +225,7 @@ class Layers(NamedTuple):
         """
         periods = [self._period_ns(timeline, run) for run in range(len(self.hosts[0].runs))]
         known = [ns for ns in periods if ns is not None]
-        if len(known) < len(periods):
+        if len(known) < len(periods) or not self._are_alone(timeline):
             return None
         ranks: dict[int, Times] = {}
         starting: _Starting = {True: set(), False: set()}
@@ -274,6 +276,30 @@ class Layers(NamedTuple):
                     distances.add(times.starts[op] - times.starts[twin])
                     distances.add(times.ends[op] - times.ends[twin])
         return distances
+
+    def _are_alone(self, timeline: Timeline) -> bool:
+        """True where the device does nothing else of the step beside the two periods of each run
+        that tell of those left out.
+
+        Reductions of the backward before may end amid those, and slow down the first of them alone.
+        """
+        for rank, times in timeline.ranks.items():
+            kind = self.shorter.assignment[rank]
+            ops = self.shorter.ranks[kind].steady
+            starts = [
+                inf if op.stream == "host" else start
+                for op, start in zip(ops, times.starts, strict=True)
+            ]
+            for run in self.hosts[kind].runs:
+                first, last = run.cut - run.period, run.cut + run.period
+                begin, end = min(starts[first:last]), max(times.ends[first:last])
+                behind = run.cut + TAIL * run.period
+                if (
+                    max(times.ends[: run.at], default=0) > begin
+                    or min(starts[behind:], default=inf) < end
+                ):
+                    return False
+        return True
 
     def all_losses(self, losses: Losses) -> Losses | None:
         """The losses of the whole step from those of the shorter; None where twins lose different

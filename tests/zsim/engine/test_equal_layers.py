@@ -48,6 +48,20 @@ def test_thirty_two_layers_are_told_from_few(strategy: str) -> None:
     assert outcome(llama(strategy, 32)) == "equal"
 
 
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+def test_reductions_of_a_backward_slow_down_the_layers_alone_that_they_run_beside(
+    accumulation: int,
+) -> None:
+    """Reductions that wait in their stream end amid the layers of the next forward: those that are
+    kept tell nothing of the others."""
+    scenario = zsim.Scenario(
+        model={"preset": "llama-3-8b"}, strategy={"name": "zero2"},
+        batch={"micro_batch": 1, "sequence_length": 1024, "accumulation": accumulation},
+        cluster={"preset": "dgx-h100"}, precision={"parameters": "bf16", "reduce": "fp32"},
+    )
+    assert outcome(scenario) == ("equal" if accumulation == 1 else "all")
+
+
 def test_gathers_that_gain_on_compute_do_so_in_layers_that_are_kept() -> None:
     """Gathers of Llama 3 405B gain 2.7 of 123 ms per layer, until they wait for compute."""
     scenario = zsim.Scenario(
