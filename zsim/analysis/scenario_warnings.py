@@ -7,7 +7,6 @@ It knows scenarios and Programs, and refuses nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from zsim.analysis.lint import unit_rules
 from zsim.analysis.lint.case import LintCase
@@ -24,7 +23,7 @@ from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 from zsim.strategies.building import optimizers
-from zsim.strategies.building.host_step import located
+from zsim.strategies.building.host_step import located, settings_of
 from zsim.strategies.building.kernels import MASTER_DTYPE
 
 LONGER = 1.1
@@ -34,9 +33,8 @@ LONGER = 1.1
 def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
     """Caveats of `scenario`, which runs all the same."""
     return tuple(map(Caveat, (
-        *_half_precision(scenario), *_single_precision(scenario),
-        *_launches_alone(scenario), *_compiled(scenario), *_compressed(scenario),
-        *_reserved(scenario), *_one_unit(scenario),
+        *_half_precision(scenario), *_single_precision(scenario), *_launches_alone(scenario),
+        *_compiled(scenario), *_compressed(scenario), *_reserved(scenario), *_one_unit(scenario),
         *_idle_links(scenario), *_torch_step(scenario), *_threads(scenario),
         *STRATEGIES[scenario.strategy].drive_caveats(
             scenario.offload, scenario.options, scenario.model, scenario.mesh, scenario.precision
@@ -128,13 +126,12 @@ def _torch_step(scenario: Scenario) -> Iterator[str]:
 
 def _threads(scenario: Scenario) -> Iterator[str]:
     """Threads of torch's ranks for a step on the host, which its launcher sets and nobody told."""
-    offload, settings, execution = scenario.offload, scenario.optimizer, scenario.executed
+    offload, execution = scenario.offload, scenario.executed
     strategy, cluster = STRATEGIES[scenario.strategy], scenario.cluster
     moved = strategy.offloads(scenario.options)
     if not execution.torchrun or not (moved or offload.optimizer):
         return
-    if offload.adam == "deepspeed":
-        settings = replace(settings, implementation="fused")
+    settings = settings_of(scenario.optimizer, offload)
     kernels = located(
         optimizers.kernels(
             [1], optimizer=settings, device="cpu",

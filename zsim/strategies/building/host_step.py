@@ -29,18 +29,23 @@ def located(kernels: Iterable[Kernel], *, implementation: str = "") -> tuple[Ker
     )
 
 
+def settings_of(optimizer: Optimizer, offload: Offload) -> Optimizer:
+    """The optimizer by whose calls the host steps. DeepSpeed's Adam is one pass, as torch's fused.
+    """
+    return optimizer if offload.adam == "torch" else replace(optimizer, implementation="fused")
+
+
 def step_kernels(
     numel: int, *, optimizer: Optimizer, offload: Offload, of: str
 ) -> tuple[Kernel, ...]:
     """The step of `numel` float32 elements, and their cast to the dtype `of` of parameters.
 
-    DeepSpeed's is one pass, as torch's fused: 16 bytes read and 12 written an element.
+    In one pass 16 bytes are read and 12 written an element.
     """
-    own = optimizer.implementation if offload.adam == "torch" else "fused"
-    settings = replace(optimizer, implementation=own)
+    settings = settings_of(optimizer, offload)
     stepped = located(
         optimizers.kernels([numel], optimizer=settings, dtype=MASTER_DTYPE, device="cpu"),
-        implementation=own,
+        implementation=settings.implementation,
     )
     if of == MASTER_DTYPE:
         return stepped
@@ -52,10 +57,9 @@ def step_memory(
 ) -> tuple[HostEvent, ...]:
     """All that the step of `numel` elements allocates and frees in host memory; the first makes the
     states. Those that go to drives are made in their buffers, but for step counters."""
-    own = optimizer.implementation if offload.adam == "torch" else "fused"
     events = on_host(
         optimizers.memory(
-            [numel], optimizer=replace(optimizer, implementation=own), dtype=MASTER_DTYPE,
+            [numel], optimizer=settings_of(optimizer, offload), dtype=MASTER_DTYPE,
             device="cpu", owner=owner, first=first,
         )
     )
