@@ -4,7 +4,8 @@ them."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, cast
@@ -326,3 +327,36 @@ def c10d_calls(names: Iterable[str], calls: _Seen) -> Iterator[None]:
         for name in names:
             _WATCHING[name].pop()
         library._destroy()
+
+
+def operator(name: str) -> Any:
+    """The overload of torch's operators called `name`, as "sum.dim_IntList"."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def with_kernels(key: str) -> frozenset[str]:
+    """The operators of torch that have a kernel of their own for a dispatch key."""
+    names = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return frozenset(n.removeprefix("aten::") for n in names if n.startswith("aten::"))
+
+
+def kernels_of_autocast(kernels: Mapping[str, Callable[..., Any]]) -> torch.library.Library:
+    """`kernels`, by operator, in the place of those of a CPU's autocast."""
+    library = torch.library.Library("aten", "IMPL", "AutocastCPU")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel is replaced is meant
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, allow_override=True)
+    return library
+
+
+def remove_kernels(library: torch.library.Library) -> None:
+    """Take the kernels of `library` back."""
+    library._destroy()
+
+
+def no_autocast() -> AbstractContextManager[object]:
+    """Inside, autocast of a CPU casts nothing."""
+    autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    return torch._C._ExcludeDispatchKeyGuard(autocast)

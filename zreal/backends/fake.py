@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from zreal.backends.own_module import traced_with_module
 from zreal.backends.progress import on_rank
@@ -53,7 +53,8 @@ class FakeBackend:
         )
 
     def trace(
-        self, name: str, inputs: Sequence[str], *, dtype: Dtype | None, device: Device,
+        self, name: str, inputs: Sequence[str], *, dtype: Dtype | None,
+        autocast: Dtype | Literal["none"] = "none", device: Device,
         recomputed: bool, micro_batches: Sequence[int] = (), lengths: Sequence[int] = (),
         units: Sequence[str] | None = None,
     ) -> tuple[TracedModel, ...]:
@@ -62,7 +63,7 @@ class FakeBackend:
         from zreal.tracing.named_module import trace_named
 
         return trace_named(
-            name, inputs, dtype=dtype, device=device, recomputed=recomputed,
+            name, inputs, dtype=dtype, autocast=autocast, device=device, recomputed=recomputed,
             micro_batches=micro_batches, lengths=lengths, units=units,
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -30,7 +30,8 @@ MICRO_BATCH, LENGTH = "B", "S"
 
 
 def trace_named(
-    name: str, inputs: Sequence[str], *, dtype: Dtype | None, device: Device, recomputed: bool,
+    name: str, inputs: Sequence[str], *, dtype: Dtype | None,
+    autocast: Dtype | Literal["none"] = "none", device: Device, recomputed: bool,
     micro_batches: Sequence[int] = (), lengths: Sequence[int] = (),
     units: Sequence[str] | None = None,
 ) -> tuple[TracedModel, ...]:
@@ -52,7 +53,8 @@ def trace_named(
         else:
             make, arguments = _of_user(name), _arguments(shapes)
         models.append(trace(
-            make, arguments, units=units, dtype=dtype, device=device, checkpointing=ways,
+            make, arguments, units=units, dtype=dtype, autocast=autocast, device=device,
+            checkpointing=ways,
             name=short,
             batch=Batch(micro_batch=size[MICRO_BATCH], sequence_length=size.get(LENGTH, 1))
             if size else None,

@@ -16,6 +16,7 @@ This module must not know strategies.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from zreal.modules.checkpointing import recomputing
 from zreal.modules.initial_values import DTYPES
 from zreal.tracing.errors import UntraceableError, refuse
 from zreal.tracing.fake_module import Inputs, default_batch, fake, made, require_word
+from zreal.tracing.fakes.cuda_autocast import CudaAutocast
 from zreal.tracing.fakes.device_kernels import KernelChoices
 from zreal.tracing.module_values import tensors_in
 from zreal.tracing.storage_log import StorageLog
@@ -100,12 +102,6 @@ def trace(
             "scenarios and messages call the model so",
         )
     require_word("device", device, DEVICES)
-    if autocast != "none" and device != "cpu":
-        raise refuse(
-            "autocast", "none on CUDA, where it casts other operators than on a CPU", autocast,
-            "cast the module as a whole, as by .bfloat16()",
-        )
-
     request = _Request(
         module=module, inputs=inputs, units=units, dtype=dtype, autocast=autocast, loss=loss,
         casts_input=casts_input, batch=batch, sums_in_place=sums_in_place, device=device, name=name,
@@ -161,7 +157,7 @@ class _Request:
                 model, self.inputs, units=self.units, dtype=self.dtype,
                 casts_input=self.casts_input,
             )
-            with choices, recomputing(model, recomputed, policy):
+            with choices, self._casts(), recomputing(model, recomputed, policy):
                 run, held = StepWatcher(
                     step=step, log=log, loss=self.loss,
                     casts=Precision(parameters=step.dtype, autocast=self.autocast),
@@ -179,6 +175,12 @@ class _Request:
             ),
         )
         return traced, run
+
+    def _casts(self) -> AbstractContextManager[object]:
+        """Autocast of a CPU as that of the device casts."""
+        if self.autocast == "none" or self.device == "cpu":
+            return nullcontext()
+        return CudaAutocast(DTYPES[self.autocast])
 
 
 def _both(

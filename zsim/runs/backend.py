@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.errors import ArgumentError, listed
@@ -248,7 +248,8 @@ class TracingBackend(Protocol):
     """A backend that can trace a module of torch."""
 
     def trace(
-        self, name: str, inputs: Sequence[str], *, dtype: Dtype | None, device: Device,
+        self, name: str, inputs: Sequence[str], *, dtype: Dtype | None,
+        autocast: Dtype | Literal["none"] = "none", device: Device,
         recomputed: bool, micro_batches: Sequence[int] = (), lengths: Sequence[int] = (),
         units: Sequence[str] | None = None,
     ) -> tuple[TracedModel, ...]:

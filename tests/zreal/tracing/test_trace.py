@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -53,7 +53,8 @@ def traced(
 
 
 def records(
-    spec: ModelSpec, batch: Batch, *, name: str, dtype: Dtype, device: Device = "cpu"
+    spec: ModelSpec, batch: Batch, *, name: str, dtype: Dtype, device: Device = "cpu",
+    autocast: Dtype | Literal["none"] = "none",
 ) -> list[tuple[int, int, int]]:
     """Start, peak and end of every phase of every distinct rank on a mesh of two along each axis.
     """
@@ -61,10 +62,10 @@ def records(
     training = Training(
         model=spec,
         modules=lower(
-            spec, batch=batch, dtype=dtype, device=device,
+            spec, batch=batch, dtype=dtype, device=device, autocast=autocast,
             casts_input=strategy.casts_input and dtype != "float32",
         ),
-        batch=batch, precision=Precision(parameters=dtype), device=device,
+        batch=batch, precision=Precision(parameters=dtype, autocast=autocast), device=device,
     )
     mesh = Mesh(**dict.fromkeys(strategy.axes, 2))
     program = strategy.plan(training, mesh=mesh, options=strategy.options())

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from zreal import torch_private
 from zreal.tracing.errors import refuse
+from zreal.tracing.fakes.cuda_autocast import as_on_cuda
 from zsim.autograd.aten.sdpa import (
     FLASH_WIDTHS,
     MAX_FLASH_HEAD,
@@ -201,12 +202,14 @@ def _refuse_recurrent(*_: Any, **__: Any) -> None:
     )
 
 
+_ATTENTION = as_on_cuda("scaled_dot_product_attention", _attention)
+_NORM = as_on_cuda("rms_norm", _rms_norm)
 _ON_CUDA: Mapping[Any, Any] = {
-    ATTEND: _attention,
+    ATTEND: _ATTENTION,
     DROPOUT: _dropout,
     torch.dropout: lambda input, p, train: _dropout(input, p, train),
-    RMS_NORM: _rms_norm,
-    torch.rms_norm: _rms_norm,
+    RMS_NORM: _NORM,
+    torch.rms_norm: _NORM,
     torch.lstm: _refuse_recurrent,
     torch.gru: _refuse_recurrent,
     torch.rnn_tanh: _refuse_recurrent,
@@ -215,9 +218,9 @@ _ON_CUDA: Mapping[Any, Any] = {
 
 
 _BY_NAME = {
-    "scaled_dot_product_attention": (ATTEND, _attention),
+    "scaled_dot_product_attention": (ATTEND, _ATTENTION),
     "dropout": (DROPOUT, _dropout),
-    "rms_norm": (RMS_NORM, _rms_norm),
+    "rms_norm": (RMS_NORM, _NORM),
 }
 
 

@@ -80,6 +80,10 @@ def trace(command: argparse.ArgumentParser) -> None:
         help="dtype of the parameters (default: their own)",
     )
     command.add_argument(
+        "--autocast", choices=("bf16", "fp16"), default=None,
+        help="dtype of torch.autocast around forward and loss (default: no autocast)",
+    )
+    command.add_argument(
         "--device", choices=("cpu", "cuda"), default="cuda",
         help="the devices whose kernels it has (default cuda); none is needed here",
     )

@@ -31,9 +31,13 @@ def problems(
     )
     for key, expected, actual in required:
         if actual != expected:
+            traced = (
+                ", and so does a trace: zsim trace hf:config.json --autocast bf16"
+                if key == "precision.autocast" else ""
+            )
             yield (
                 f"{key}: expected {expected} with model.huggingface, found {actual}; a family with "
-                f"the same sizes has it, model.family"
+                f"the same sizes has it, model.family{traced}"
             )
     if batch.sequence_length < 2:
         yield (

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.zreal.tracing.test_trace import family, records
 from tests.zreal.tracing.test_tracing_against_torch import (
     measured_phases,
     sharded,
@@ -15,6 +16,8 @@ from tests.zreal.tracing.test_tracing_against_torch import (
 )
 from tests.zreal.tracing.user_modules import CASES, Case
 from zreal import torch_private
+from zreal.modules import modules
+from zreal.modules.numerics import batches
 from zreal.tracing.trace import trace
 from zsim.autograd.lowering.lower_model import lower
 from zsim.autograd.traced.model import TracedModel
@@ -67,3 +70,26 @@ def test_a_trace_is_of_one_autocast() -> None:
     with pytest.raises(ZsimError, match="expected autocast none, at which it was traced, found "
                                         "bfloat16"):
         lower(model, batch=model.batch, dtype="float32", autocast="bfloat16")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3", "fsdp2"])
+@pytest.mark.parametrize(("name", "attention"), [
+    ("gpt-tiny", "sdpa"), ("gpt-tiny", "explicit"), ("llama-tiny", "sdpa"), ("mlp-tiny", None),
+])
+def test_traced_under_cuda_s_autocast_it_peaks_where_the_family_does_there(
+    name: str, attention: str | None, strategy: str
+) -> None:
+    """The family's casts were read from torch's header apart from the tracer's."""
+    spec, batch = family(name, attention)
+    data = batches.inputs(spec, batch, seed=0, rank=0, step=0, micro_batch=0)
+    model = trace(
+        modules.build(spec, seed=0), data, autocast="bfloat16", casts_input=False,
+        sums_in_place=False, device="cuda",
+    )
+    assert model.devices == ("cuda",)
+    expected = records(
+        spec, batch, name=strategy, dtype="float32", device="cuda", autocast="bfloat16"
+    )
+    assert expected == records(
+        model, batch, name=strategy, dtype="float32", device="cuda", autocast="bfloat16"
+    )

@@ -33,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
         warnings.simplefilter("always")
         models = backend.trace(
             options.module, options.inputs, dtype=long.get(options.dtype),  # type: ignore[arg-type]
+            autocast=long.get(options.autocast, "none"),
             device=options.device, recomputed=options.checkpointing,
             micro_batches=options.micro_batch, lengths=options.sequence_length,
             units=() if options.units == ("none",) else options.units,

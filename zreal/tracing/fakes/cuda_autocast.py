@@ -1,0 +1,173 @@
+"""torch.autocast of CUDA on fake tensors of a CPU, where a torch without CUDA records no gradients.
+
+Both devices cast arguments of products to the narrow dtype. Other operators differ: norms,
+exponentials, softmax and sums are in float32 on CUDA alone, and a CPU casts pools and `cat`. Names
+and policies are those of torch's ATen/autocast_mode.h; tests hold them to torch's own kernels for
+CUDA, which take fake tensors where nothing records gradients. It knows no module and no strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zreal import torch_private
+from zreal.tracing.module_values import tensors_in
+
+Kernel = Callable[..., Any]
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+NARROWED = _names("""
+    _convolution _scaled_dot_product_flash_attention addmv addr chain_matmul convolution einsum
+    linalg_multi_dot mv prelu
+""")
+"""Operators whose arguments CUDA casts to the narrow dtype, beside those of a CPU."""
+WIDENED = _names("""
+    acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity
+    dist erfinv exp expm1 frobenius_norm.dim group_norm hinge_embedding_loss huber_loss kl_div
+    l1_loss layer_norm log log10 log1p log2 logsumexp margin_ranking_loss mse_loss multi_margin_loss
+    multilabel_margin_loss native_layer_norm nll_loss nll_loss2d nuclear_norm nuclear_norm.dim pdist
+    poisson_nll_loss pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor reciprocal renorm rms_norm rsqrt
+    sinh smooth_l1_loss soft_margin_loss softplus tan triplet_margin_loss _upsample_bicubic2d_aa
+    _upsample_bilinear2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d
+    _upsample_nearest_exact3d upsample_bicubic2d upsample_bilinear2d upsample_linear1d
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
+""")
+"""Operators whose arguments it casts to float32."""
+WIDE_RESULTS = _names("""
+    cumprod cumsum linalg_matrix_norm linalg_matrix_norm.str_ord linalg_vector_norm log_softmax.int
+    norm.Scalar norm.ScalarOpt_dim prod prod.dim_int softmax.int sum sum.dim_IntList
+""")
+"""Operators that it asks for a result in float32, which read their argument as it is."""
+WIDEST = _names("""
+    addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add tensordot vdot
+""")
+"""Operators that it runs in the widest dtype of their arguments."""
+
+
+class CudaAutocast:
+    """Inside, torch.autocast of a CPU casts as that of CUDA does, to `dtype`.
+
+    Copies of weights are kept until autocast's cache is cleared, as its own are.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        self._clear = torch.clear_autocast_cache
+
+    def __enter__(self) -> None:
+        policies: list[tuple[frozenset[str], Callable[..., Any]]] = [
+            (NARROWED, self._narrowed), (WIDENED, _widened), (WIDE_RESULTS, _wide_result),
+            (WIDEST, self._widest),
+        ]
+        on_cuda = torch_private.with_kernels("AutocastCUDA")
+        kernels: dict[str, Kernel] = {
+            name: partial(policy, torch_private.operator(name))
+            for names, policy in policies for name in names & on_cuda  # others are of newer torch
+        }
+        kernels |= dict.fromkeys(
+            torch_private.with_kernels("AutocastCPU") - on_cuda, torch.library.fallthrough_kernel
+        )
+        self._library = torch_private.kernels_of_autocast(kernels)
+        torch.clear_autocast_cache = self._clear_all
+
+    def __exit__(self, *error: object) -> None:
+        torch.clear_autocast_cache = self._clear
+        self._copies.clear()
+        torch_private.remove_kernels(self._library)
+
+    def _clear_all(self) -> None:
+        self._copies.clear()
+        self._clear()
+
+    def _narrowed(self, operator: Kernel, *args: Any, **options: Any) -> Any:
+        with torch_private.no_autocast():
+            return _called(operator, args, options, self._narrow)
+
+    def _narrow(self, tensor: Tensor) -> Tensor:
+        """`tensor` in the narrow dtype; the copy of a float32 leaf is kept."""
+        if not _is_cast(tensor) or tensor.dtype == self._dtype:
+            return tensor
+        if tensor.dtype != torch.float32 or not (tensor.requires_grad and tensor.is_leaf):
+            return tensor.to(self._dtype)
+        known = self._copies.get(id(tensor))
+        if known is None:
+            known = self._copies[id(tensor)] = tensor, tensor.to(self._dtype)
+        return known[1]
+
+    def _widest(self, operator: Kernel, *args: Any, **options: Any) -> Any:
+        wide = any(
+            tensor.dtype == torch.float32 for tensor in tensors_in((args, options))
+        )
+        with torch_private.no_autocast():
+            return _called(
+                operator, args, options, partial(_to, dtype=torch.float32 if wide else self._dtype)
+            )
+
+
+def _widened(operator: Kernel, *args: Any, **options: Any) -> Any:
+    with torch_private.no_autocast():
+        return _called(operator, args, options, partial(_to, dtype=torch.float32))
+
+
+def as_on_cuda(name: str, function: Kernel) -> Kernel:
+    """`function` for the operator called `name`, on arguments cast as by CUDA's autocast where one
+    is on."""
+
+    def called(*args: Any, **options: Any) -> Any:
+        if not torch.is_autocast_enabled("cpu"):
+            return function(*args, **options)
+        if name in WIDENED & torch_private.with_kernels("AutocastCUDA"):
+            return _widened(function, *args, **options)
+        with torch_private.no_autocast():
+            narrow = partial(_to, dtype=torch.get_autocast_dtype("cpu"))
+            return _called(function, args, options, narrow)
+
+    return called
+
+
+def _wide_result(operator: Any, *args: Any, **options: Any) -> Any:
+    names = [argument.name for argument in operator._schema.arguments]
+    named = dict(zip(names, args, strict=False)) | options
+    if _is_cast(args[0]) and named.get("dtype") is None:
+        named["dtype"] = torch.float32
+    with torch_private.no_autocast():
+        return operator.overloadpacket(named.pop(names[0]), **named)
+
+
+def _called(
+    operator: Kernel, args: tuple[Any, ...], options: dict[str, Any],
+    cast: Callable[[Tensor], Tensor],
+) -> Any:
+    """The result of `operator` on arguments that were cast, from the last to the first as compilers
+    of C++ evaluate them."""
+    last = {name: _cast(value, cast) for name, value in reversed(options.items())}
+    return operator(*_cast(args, cast), **last)
+
+
+def _cast(value: Any, cast: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return cast(value)
+    if isinstance(value, list | tuple):
+        return type(value)([_cast(item, cast) for item in reversed(value)][::-1])
+    return value
+
+
+def _to(tensor: Tensor, *, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if _is_cast(tensor) else tensor
+
+
+def _is_cast(value: Any) -> bool:
+    """True for a tensor whose dtype autocast may change."""
+    return (
+        isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+    )
