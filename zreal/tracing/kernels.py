@@ -7,14 +7,17 @@ Views cost nothing and are no kernels. Operators without a formula count no FLOP
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from zsim.ir.ops import Kernel
+from zreal.tracing import moved
+from zsim.ir.ops import CAST_LOGITS, Kernel
+from zsim.models.training_options import DTYPE_NBYTES, Device
 
 _LOOKUPS = frozenset({"embedding", "index", "index_select", "gather"})
 """Operators that read as much of their first tensor as they write, not all of it."""
@@ -37,6 +40,15 @@ _IS_CAUSAL = {
     "_scaled_dot_product_efficient_attention_backward": 11,
 }
 """Operators of attention, and which of their arguments says whether it is causal."""
+_LOSS = {
+    "_log_softmax": "log_softmax", "_log_softmax_backward_data": "log_softmax",
+    "nll_loss_forward": "nll_loss", "nll_loss_backward": "nll_loss",
+}
+"""Operators of a cross-entropy, and their names in the built-in families."""
+_PASSES = (2, 3, 4)
+"""Tensors as large as the logits that log_softmax may move (`zsim.autograd.aten.losses`)."""
+_CAST_NBYTES = 6
+"""Bytes that a cast between float32 and a dtype of two bytes moves for an element."""
 _PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 """Matrix products, and where their first factor stands."""
 
@@ -69,9 +81,10 @@ def written(
 
 
 def kernel(
-    func: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any
+    func: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any, *,
+    device: Device = "cpu",
 ) -> Kernel | None:
-    """The Kernel of one dispatched operator, or None when it moves nothing."""
+    """The Kernel of one dispatched operator on `device`, or None when it moves nothing."""
     name = base_name(func.name())
     read = list(tensors((*arguments, *options.values())))
     written = list(tensors(result))
@@ -86,13 +99,30 @@ def kernel(
     )
     if name in _LOOKUPS:
         nbytes += _nbytes(written[0])
+    nbytes += moved.further_nbytes(name, arguments, device=device)
     dtype = next((t.dtype for t in written if t.dtype.is_floating_point), written[0].dtype)
     flops = _flops(func, name, arguments, options, result)
     shape = _shape(name, arguments)
     known = shape if all(shape) else ()
     transposed = bool(known) and name in _PRODUCTS and _is_transposed(*_factors(name, arguments))
     return Kernel(
-        name, flops, nbytes, str(dtype).removeprefix("torch."), shape=known, transposed=transposed
+        name, flops, nbytes, str(dtype).removeprefix("torch."), shape=known, transposed=transposed,
+        singly=moved.singly(func, name, read, written),
+    )
+
+
+def loss_named(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """`kernels` with those of a cross-entropy, and casts of its logits, named as in the built-in
+    families: torch.compile makes one of them all."""
+    named = [replace(each, operator=_LOSS.get(each.operator, each.operator)) for each in kernels]
+    logits = {
+        each.nbytes // (DTYPE_NBYTES[each.dtype] * passes)
+        for each in named if each.operator == "log_softmax" for passes in _PASSES
+    }
+    return tuple(
+        replace(each, operator=CAST_LOGITS)
+        if each.operator == "_to_copy" and each.nbytes // _CAST_NBYTES in logits else each
+        for each in named
     )
 
 

@@ -199,7 +199,7 @@ class StorageLog(TorchDispatchMode):
             self.sums_due -= 1
             earlier = None if torch_private.is_view(args[0]) else self.number(args[0])
             self.entries.append((self.place, Summed(self.number(result), earlier)))
-        work = kernel(func, args, options, result)
+        work = kernel(func, args, options, result, device=self._device)
         if work is not None:
             again = self.place.backward and torch.is_grad_enabled()
             self.entries.append((self.place, RecomputedKernel(work) if again else work))

@@ -15,6 +15,7 @@ from typing import Literal
 from zreal.tracing.errors import refuse
 from zreal.tracing.gradients.gradient_storages import accumulated_once, gradient_storages
 from zreal.tracing.gradients.parameter_gradients import ParameterGradients
+from zreal.tracing.kernels import loss_named
 from zreal.tracing.storage_log import Born, CalledAgain, Died, Entry, Place, RecomputedKernel
 from zreal.tracing.units.gathered import require_gathered
 from zreal.tracing.units.stretches import Stretch, stretches_of
@@ -241,7 +242,7 @@ def _computation(fqn: str, entries: list[Entry], names: _Names) -> Computation:
             memory.append(Free(names.freed[entry.storage]))
     if again is not None:
         memory.insert(again, Recomputed())
-    return Computation(kernels=tuple(kernels), memory=tuple(memory))
+    return Computation(kernels=loss_named(kernels), memory=tuple(memory))
 
 
 def _born(fqn: str, born: Born, names: _Names) -> list[TapeEvent]:

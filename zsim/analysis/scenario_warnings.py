@@ -96,16 +96,11 @@ def _launches_alone(scenario: Scenario) -> Iterator[str]:
 
 
 def _compiled(scenario: Scenario) -> Iterator[str]:
-    """Bytes of a compiled step, which are those of an eager one, and a traced model's loss."""
+    """Bytes of a compiled step, which are those of an eager one."""
     if scenario.execution.compile:
         yield (
             "execution.compile: memory is that of eager kernels, as in real runs here; "
             "torch.compile mostly takes less, in torchtitan's Llama 3.1 8B 5 GiB of 82"
-        )
-    if scenario.execution.compiles_loss and scenario.executed.by_call:
-        yield (
-            "execution.compile: the loss of a traced model takes as long as an eager one; "
-            "torch.compile moves an eighth of its bytes"
         )
 
 

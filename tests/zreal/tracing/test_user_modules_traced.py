@@ -312,8 +312,7 @@ def test_a_loss_of_targets_reads_one_logarithm_of_each_row_and_its_backward_writ
         kernel for module in model.lowered
         for kernel in (*module.forward.kernels, *module.backward.kernels)
     ]
-    (forward,) = (kernel.nbytes for kernel in kernels if kernel.operator == "nll_loss_forward")
-    (backward,) = (kernel.nbytes for kernel in kernels if kernel.operator == "nll_loss_backward")
+    forward, backward = (each.nbytes for each in kernels if each.operator == "nll_loss")
     logits, targets = 64 * 1000 * 4, 64 * 8
     assert targets < forward < 2 * targets
     assert logits < backward < logits + 2 * targets

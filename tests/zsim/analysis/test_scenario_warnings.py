@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 import zsim
-from tests.support.folders import ROOT
 from zsim.analysis.scenario_warnings import caveats
 from zsim.scenario.derived import derived
 from zsim.scenario.scenario import Scenario, parse
@@ -156,19 +155,6 @@ def test_who_compiles_is_told_that_memory_is_of_eager_kernels(compiled: bool) ->
     )
     lines = cautions(parse(text.encode(), where="compiled.toml"))
     assert any("memory is that of eager kernels" in line for line in lines) is compiled
-
-
-@pytest.mark.parametrize(("compiled", "told"), [(True, True), ("blocks", False), (False, False)])
-def test_who_compiles_a_traced_model_is_told_that_its_loss_is_timed_as_eager(
-    compiled: bool | str, told: bool
-) -> None:
-    scenario = zsim.Scenario(
-        model={"traced": str(ROOT / "tests/published/torchtitan-micro-batch-2.json")},
-        batch={"micro_batch": 2, "sequence_length": 8192}, cluster={"preset": "dgx-h100"},
-        strategy={"name": "fsdp2"}, precision={"parameters": "bf16"},
-        execution={"compile": compiled},
-    )
-    assert any("loss of a traced model" in line for line in cautions(scenario)) is told
 
 
 @pytest.mark.parametrize(("strategy", "ranks", "parameters", "reduce", "warned"), [

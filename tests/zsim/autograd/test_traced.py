@@ -389,9 +389,9 @@ def changed(change: Callable[[Any], Any]) -> bytes:
 
 @pytest.mark.parametrize(("change", "where"), [
     (lambda t: t.update(schema="zsim-traced-model-1"),
-     'file: schema: expected zsim-traced-model-3 or zsim-traced-sizes-1, the forms of this '
+     'file: schema: expected zsim-traced-model-4 or zsim-traced-sizes-1, the forms of this '
      'version, found "zsim-traced-model-1"; trace the module again'),
-    (lambda t: t.pop("schema"), "file: schema: expected zsim-traced-model-3"),
+    (lambda t: t.pop("schema"), "file: schema: expected zsim-traced-model-4"),
     (lambda t: t.update(more=1), "file: more: expected no such key, found 1"),
     (lambda t: t.pop("units"), "file: units: expected a value, found nothing"),
     (lambda t: t.update(dtype="int64"),

@@ -197,11 +197,12 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
             dropped = f"{name}.dropped"
             yield from after_dropout(probabilities, dropped, nbytes, sizes, drops=(probabilities,))
         return
-    wide, softmax = nbytes // sizes.nbytes * sizes.softmax_nbytes, f"{name}.softmax"
+    numel, softmax = nbytes // sizes.nbytes, f"{name}.softmax"
+    wide = numel * sizes.softmax_nbytes
     cast = nbytes + wide
     yield replace(
         step(CAST_SCORES, source, f"{name}.wide", drops=(source,) if op.causal else ()),
-        nbytes=wide, moved=cast, backward_moved=cast,
+        nbytes=wide, moved=cast, backward_moved=cast, singly=numel,
     )
     yield replace(
         step("softmax", f"{name}.wide", softmax, (softmax,), (f"{name}.wide",), nbytes=wide),
@@ -213,5 +214,6 @@ def _probabilities(op: Operator, sizes: Sizes) -> Iterator[Call]:
         yield from after_dropout(softmax, f"{softmax}.dropped", wide, kept, drops=(softmax,))
         softmax, weights = f"{softmax}.dropped", f"{name}.dropped"
     yield replace(
-        step(CAST_SCORES, softmax, weights, drops=(softmax,)), moved=cast, backward_moved=cast
+        step(CAST_SCORES, softmax, weights, drops=(softmax,)), moved=cast, backward_moved=cast,
+        backward_singly=numel,
     )

@@ -90,7 +90,7 @@ class Autocast:
     ) -> Call:
         """A copy of `numel` elements in the other of the two dtypes, of which autograd keeps
         nothing."""
-        moved = numel * (DTYPE_NBYTES[WIDE] + DTYPE_NBYTES[self.dtype])
+        moved, widens = numel * (DTYPE_NBYTES[WIDE] + DTYPE_NBYTES[self.dtype]), to == WIDE
         return Call(
             operator=operator,
             inputs=(source,),
@@ -99,6 +99,8 @@ class Autocast:
             gradients=(source,),
             moved=moved,
             backward_moved=moved,
+            singly=numel if widens else 0,
+            backward_singly=0 if widens else numel,
             dtype=to,
         )
 

@@ -10,7 +10,7 @@ from zsim.autograd.aten.building_blocks import constant
 from zsim.autograd.aten.call import Call, Sizes
 from zsim.ir.ops import LOSS_STEP
 from zsim.models.operators import COMPOSITE, Operator
-from zsim.models.training_options import DTYPE_NBYTES
+from zsim.models.training_options import DTYPE_NBYTES, Device
 
 INDEX_NBYTES = DTYPE_NBYTES["int64"]
 SHARED_NBYTES = 48 * 2**10
@@ -18,13 +18,14 @@ SHARED_NBYTES = 48 * 2**10
 block has by default)."""
 
 
-def log_softmax_tensors(columns: int, sizes: Sizes) -> tuple[int, int]:
-    """Tensors as large as the logits that log_softmax reads and writes, and its backward.
+def log_softmax_tensors(columns: int, *, nbytes: int, device: Device) -> tuple[int, int]:
+    """Tensors as large as the logits, of `nbytes` an element, that log_softmax reads and writes,
+    and its backward.
 
     A row's largest, its sum of exponentials and its result are three passes, and backward's sum of
     gradients and result are two. On CUDA each pass reads a long row anew.
     """
-    is_long = sizes.device == "cuda" and columns * sizes.nbytes > SHARED_NBYTES
+    is_long = device == "cuda" and columns * nbytes > SHARED_NBYTES
     return (4, 4) if is_long else (2, 3)
 
 
@@ -35,7 +36,9 @@ def cross_entropy(op: Operator, sizes: Sizes) -> Iterator[Call]:
         return
     logits = op.inputs[0]
     nbytes = sizes.nbytes * sizes.tokens * op.out_features
-    forward, backward = log_softmax_tensors(op.out_features, sizes)
+    forward, backward = log_softmax_tensors(
+        op.out_features, nbytes=sizes.nbytes, device=sizes.device
+    )
     log_softmax = f"{op.output}.log_softmax"
     yield Call(
         operator="log_softmax",

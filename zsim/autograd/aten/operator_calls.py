@@ -256,7 +256,8 @@ def _composite_rms_norm(op: Operator, sizes: Sizes, *, nbytes: int, wide: int) -
 
 
 def _cast(source: str, target: str, *, nbytes: int, wide: int, into: int) -> Call:
-    """A change of dtype, of which autograd keeps nothing."""
+    """A change of dtype, of which autograd keeps nothing. What becomes wider goes one by one."""
+    numel, widens = wide // DTYPE_NBYTES["float32"], into == wide
     return Call(
         operator="cast",
         inputs=(source,),
@@ -265,6 +266,8 @@ def _cast(source: str, target: str, *, nbytes: int, wide: int, into: int) -> Cal
         gradients=(source,),
         moved=nbytes + wide,
         backward_moved=nbytes + wide,
+        singly=numel if widens else 0,
+        backward_singly=0 if widens else numel,
     )
 
 

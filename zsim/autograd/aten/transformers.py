@@ -328,8 +328,11 @@ def causal_loss(op: Operator, sizes: Sizes) -> Iterator[Call]:
             gradients=(logits,),
             moved=nbytes + wide,
             backward_moved=nbytes + wide,
+            singly=tokens * op.out_features,
         )
-    forward, backward = log_softmax_tensors(op.out_features, replace(sizes, nbytes=WIDE_NBYTES))
+    forward, backward = log_softmax_tensors(
+        op.out_features, nbytes=WIDE_NBYTES, device=sizes.device
+    )
     padded, shifted, log_softmax = (
         f"{name}.{part}" for part in ("padded", "shifted", "log_softmax")
     )

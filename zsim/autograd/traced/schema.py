@@ -21,7 +21,7 @@ from zsim.io.limits import MAX_INT
 from zsim.ir.ops import Alloc, Free, Kernel, MemoryKind
 from zsim.models.checkpointing import NO_CHECKPOINTING, Checkpointing
 from zsim.models.spec import Parameter, ParamGroup
-from zsim.models.training_options import Batch, Device, Dtype
+from zsim.models.training_options import DTYPE_NBYTES, Batch, Device, Dtype
 
 MAX_DIMS = 16
 MAX_MODULES = 20_000
@@ -64,6 +64,10 @@ def _kernel(*row: Any) -> Kernel:
     kernel = Kernel(*row)
     _require(len(kernel.shape) in (0, 4) and 0 not in kernel.shape, "4 sizes above 0, or none")
     _require(bool(kernel.shape) or not kernel.transposed, "the shape of a transposed product")
+    _require(
+        not kernel.singly or kernel.dtype in DTYPE_NBYTES,
+        "no elements one by one of a dtype whose size is not known",
+    )
     return kernel
 
 
@@ -75,7 +79,7 @@ def _parameter(**table: Any) -> Parameter:
     return parameter
 
 
-KERNEL = _row(_kernel, Name, Size, Size, Name, Literal["device"], Shape, Truth)
+KERNEL = _row(_kernel, Name, Size, Size, Name, Literal["device"], Shape, Truth, Size)
 EVENTS: dict[str, tuple[type[Any], tuple[Any, ...]]] = {
     "+": (Alloc, (Name, MemoryKind, Size)),
     "-": (Free, (Name,)),

@@ -28,7 +28,7 @@ from zsim.ir.ops import Kernel
 from zsim.models.spec import ROOT, ParamGroup
 from zsim.models.training_options import Batch, Device
 
-SCHEMA: Final = "zsim-traced-model-3"
+SCHEMA: Final = "zsim-traced-model-4"
 SIZES_SCHEMA: Final = "zsim-traced-sizes-1"
 """A file whose key `sizes` is a list of models of SCHEMA's form, each without its schema."""
 MAX_SIZES = 64
@@ -37,10 +37,9 @@ MAX_FILE_BYTES = 64 * 1024**2
 TRACE_AGAIN = "trace the module again"
 DERIVED: dict[type[Any], frozenset[str]] = {
     TracedModel: frozenset({"family", "modules", "idle", "lowered"}),
-    LoweredModule: frozenset({"differentiates"}), Kernel: frozenset({"singly", "launches"}),
+    LoweredModule: frozenset({"differentiates"}), Kernel: frozenset({"launches"}),
 }
-"""Fields that a file leaves out, or holds per module: the reader derives them. Of kernels no trace
-knows which elements they take one by one."""
+"""Fields that a file leaves out, or holds per module: the reader derives them."""
 
 
 def load(path: str | Path, *, batch: Batch | None = None) -> TracedModel:

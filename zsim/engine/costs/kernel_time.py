@@ -44,6 +44,8 @@ STREAMS = frozenset(
     }
 )
 """Operators that read and write plain contiguous memory: copies, and what optimizers do."""
+CASTS = frozenset({"cast", CAST_LOGITS, CAST_SCORES})
+"""Casts of a model's values, which torch.compile puts into other kernels."""
 
 
 ALIGNED = {"tf32": 4, "bfloat16": 8, "float16": 8, "float8": 16}
@@ -162,7 +164,7 @@ def _memory_s(kernel: Kernel, device: Device, execution: Execution) -> float:
 
 def is_singly(kernel: Kernel, device: Device, execution: Execution = EAGER) -> bool:
     """True where a GPU takes elements of `kernel` one by one; a fused kernel does not."""
-    fused = bool(execution.compile) and kernel.operator not in STREAMS
+    fused = bool(execution.compile) and kernel.operator not in STREAMS - CASTS
     return bool(kernel.singly) and device.num_sms > 1 and not fused
 
 
