@@ -10,6 +10,7 @@ import torch
 
 import zsim
 from zreal.modules import modules
+from zreal.tracing.named_module import trace_named
 from zreal.tracing.trace import trace
 from zsim.autograd.traced import traced_file
 from zsim.engine.costs.op_costs import Costs
@@ -60,3 +61,28 @@ def test_kernels_of_a_traced_family_take_as_long_as_those_of_the_family(
     (peak, took), (peak_of_own, expected) = kernels(traced), kernels(own)
     assert peak == peak_of_own
     assert abs(took / expected - 1) <= 0.03
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_kernels_of_a_config_take_as_long_as_those_of_its_module_traced(
+    compiled: bool, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    transformers.LlamaConfig(
+        num_hidden_layers=2, hidden_size=2048, intermediate_size=8192, num_attention_heads=32,
+        num_key_value_heads=8, vocab_size=128256, tie_word_embeddings=True,
+    ).save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    options = {
+        "batch": {"micro_batch": 4, "sequence_length": 2048},
+        "cluster": {"preset": "dgx-h100", "ranks": 1}, "strategy": {"name": "zero3"},
+        "precision": {"parameters": "bf16"}, "execution": {"compile": compiled},
+    }
+    models = trace_named(
+        f"hf:{config}", ["4x2048"], dtype="bfloat16", device="cuda", recomputed=False
+    )
+    traced_file.save(models, tmp_path / "traced.json")
+    traced = kernels(zsim.Scenario(model={"traced": str(tmp_path / "traced.json")}, **options))
+    own = kernels(zsim.Scenario(model={"huggingface": str(config)}, **options))
+    assert traced[0] == own[0]
+    assert abs(traced[1] / own[1] - 1) <= 0.05  # calls of rotary positions are counted apart

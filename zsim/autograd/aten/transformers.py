@@ -350,6 +350,7 @@ def causal_loss(op: Operator, sizes: Sizes) -> Iterator[Call]:
         gradients=(source,),
         moved=forward * wide,
         backward_moved=backward * wide,
+        dtype="float32",
     )
     yield Call(
         operator="nll_loss",
@@ -360,6 +361,6 @@ def causal_loss(op: Operator, sizes: Sizes) -> Iterator[Call]:
         keeps=((f"{name}.total_weight", WIDE_NBYTES),),
         gradients=(log_softmax,),
         drops=(log_softmax, *((source,) if casts else ()), *labels),
-        moved=2 * wide,
+        moved=2 * WIDE_NBYTES * tokens,  # one of each row, and the target
         backward_moved=wide,
     )
