@@ -48,7 +48,7 @@ class Overheads:
     calls that it is made of. It is 0 where it takes as long as a kernel.
 
     Where ranks compute on the cores that collectives need too, a collective waits up to `wake` for
-    the operating system to run its threads (`zsim.engine.costs.op_costs.TICK_NS`).
+    the operating system to run its threads (`zsim.engine.costs.issue_times.TICK_NS`).
     """
 
     collective: int

@@ -10,7 +10,8 @@ import pytest
 
 from zsim.analysis.simulated_step import explain_step
 from zsim.cli.reports import time_report
-from zsim.engine.costs.op_costs import SOON_NS, TICK_NS, Costs
+from zsim.engine.costs.issue_times import SOON_NS, TICK_NS
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.ir.ops import COLLECTIVES
 from zsim.runs.backend import RunOptions

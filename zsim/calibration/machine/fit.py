@@ -18,8 +18,8 @@ from zsim.cluster.devices import Device
 from zsim.cluster.measured_times import MeasuredTimes
 from zsim.engine.contention.overlap import LARGEST_LOSS
 from zsim.engine.costs import kernel_time
+from zsim.engine.costs.issue_times import SOON_NS, TICK_NS
 from zsim.engine.costs.kernel_time import STREAMS
-from zsim.engine.costs.op_costs import SOON_NS, TICK_NS
 from zsim.errors import ZsimError
 from zsim.ir.ops import COLLECTIVES, Kernel
 from zsim.ir.program import Program

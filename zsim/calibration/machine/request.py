@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from zsim.engine.costs.op_costs import SOON_NS, TICK_NS
+from zsim.engine.costs.issue_times import SOON_NS, TICK_NS
 from zsim.runs.backend import CollectiveRequest, MachineRequest
 from zsim.scenario.scenario import Scenario
 

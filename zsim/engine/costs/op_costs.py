@@ -16,7 +16,7 @@ from math import ceil, log2
 from zsim.cluster.cluster import ClusterSpec, Layout, Path
 from zsim.cluster.collectives import LIBRARIES
 from zsim.cluster.devices import Device
-from zsim.engine.costs import host_work, kernel_time
+from zsim.engine.costs import host_work, issue_times, kernel_time
 from zsim.engine.costs.driver_time import driver_ns
 from zsim.engine.costs.interference import (
     DeviceShare,
@@ -25,6 +25,7 @@ from zsim.engine.costs.interference import (
     lost_share,
     remaining,
 )
+from zsim.engine.costs.issue_times import Launched
 from zsim.engine.execution import EAGER, Execution
 from zsim.engine.faults.fault import LostLink
 from zsim.engine.timeline import NEVER
@@ -33,35 +34,15 @@ from zsim.ir.ops import (
     CAST_LOGITS,
     CAST_SCORES,
     CLONE,
-    COLLECTIVES,
-    LOSS_STEP,
     MASK_SCORES,
     MOVE_GRADIENT,
-    NORM_STEP,
     SCALE_SCORES,
     SOFTMAX_PRODUCT,
-    Alloc,
     Kernel,
     Op,
 )
 from zsim.ir.order.launch_queue import SYNCHRONOUS
 from zsim.ir.order.waits import named_ranks
-
-HOOKED = frozenset({"all_gather", "reduce_scatter"})
-"""Kinds of collectives that FSDP's hooks issue, one per param group and pass. An all-reduce over
-replicas is issued with the reduce-scatter before it."""
-OF_MODELS = frozenset({"forward", "recompute", "backward"})
-"""Kinds of ops whose kernels are operators of a model."""
-SINGLE_CALLS = frozenset({ACCUMULATE, NORM_STEP, LOSS_STEP})
-"""Operators of a Program that are one call of torch each."""
-CALLS = 1.92
-"""Calls of torch with a kernel in another operator, on average. A trace of Llama 3.2 1B has 1,437
-for 748 operators, and its host was measured."""
-
-SOON_NS, TICK_NS = 1_000_000, 4_000_000
-"""Longest compute before a collective without a wait beyond its time alone, and the shortest with
-the longest wait. A tick of Linux at 250 Hz: threads that wake beside one that computes wait for
-the next."""
 
 MOST_CLUSTERS, MOST_ANSWERS = 8, 50_000
 """Clusters, in so many executions, whose answers are kept, and the most answers of each."""
@@ -114,7 +95,7 @@ class Costs:
     cluster: ClusterSpec
     execution: Execution = EAGER
     _kernels: dict[int, tuple[tuple[Kernel, ...], int]] = field(default_factory=dict, repr=False)
-    _launches: dict[int, tuple[tuple[Kernel, ...], tuple[int, int]]] = field(
+    _launches: dict[int, tuple[tuple[Kernel, ...], Launched]] = field(
         default_factory=dict, repr=False
     )
     _layouts: dict[int, tuple[tuple[int, ...], Layout]] = field(default_factory=dict, repr=False)
@@ -328,68 +309,22 @@ class Costs:
     def issue_ns(self, op: Op) -> int:
         """The host's time to issue `op`: per collective, with the hook that issues it, or per
         kernel. Events of memory alone cost nothing, unless the driver is called for them."""
-        calls = op.driver_calls
-        return self._issue_ns(op) + (0 if calls is None else driver_ns(calls))
-
-    def _issue_ns(self, op: Op) -> int:
-        overheads = self.cluster.overheads
-        if op.kind in COLLECTIVES:
-            return overheads.issue_collective + (self._hook_ns if op.kind in HOOKED else 0)
-        if op.kind == "optimizer" and self.execution.dtensors:
-            return (overheads.issue_kernel + overheads.step_dtensor) * len(op.kernels)
-        launches, operators = self._launched(op.kernels)
-        own = self.execution.issue_kernel_ns
-        issued = (overheads.issue_kernel if own is None else own) * launches
-        eager = own is None and op.kind in OF_MODELS and not self.execution.compile
-        if eager and overheads.issue_operator:
-            calls = CALLS if self.execution.by_call else 1.0
-            more = round(overheads.issue_operator / calls) - overheads.issue_kernel
-            issued += max(0, more) * operators
-        if self.cluster.num_ranks == 1 and _stands_for_hooked(op):
-            issued += self._hook_ns
-        return issued
-
-    @property
-    def _hook_ns(self) -> int:
-        """The host's time to run a hook that issues a collective; 0 where there is none."""
-        return round(self.cluster.overheads.issue_hook * self.execution.hooks)
+        calls, launched = op.driver_calls, self._launched(op.kernels)
+        issued = issue_times.issue_ns(op, launched, self.cluster, self.execution)
+        return issued + (0 if calls is None else driver_ns(calls))
 
     def wake_ns(self, ops: tuple[Op, ...]) -> dict[int, int]:
         """Waits of a rank's collectives for a core, by op. They are in proportion to the compute
         since the collective before, beyond `SOON_NS`, and at most the cluster's `wake`."""
-        waits: dict[int, int] = {}
-        longest, computed = self.cluster.overheads.wake, 0
-        for op in ops if longest else ():
-            if op.kind in COLLECTIVES:
-                beyond = max(0, min(computed, TICK_NS) - SOON_NS)
-                waits[op.index] = longest * beyond // (TICK_NS - SOON_NS)
-                computed = 0
-            else:
-                computed += self.compute_ns(op.kernels) + self.issue_ns(op)
-        return waits
+        return issue_times.wake_ns(
+            ops, longest=self.cluster.overheads.wake,
+            computed_ns=lambda op: self.compute_ns(op.kernels) + self.issue_ns(op),
+        )
 
-    def _launched(self, kernels: tuple[Kernel, ...]) -> tuple[int, int]:
-        """The number of launches by the host for an op's `kernels`, and of operators among them.
-
-        One kernel of a Program may stand for several launches, or for none where another does its
-        work. Single calls are launches alone. Cached as `compute_ns` is.
-        """
+    def _launched(self, kernels: tuple[Kernel, ...]) -> Launched:
+        """The launches by the host for an op's `kernels`, cached as `compute_ns` is."""
         known = self._launches.get(id(kernels))
         if known is None:
             own = [kernel for kernel in kernels if not self._is_fused(kernel)]
-            known = self._launches[id(kernels)] = kernels, (
-                sum(1 + kernel_time.more_kernels(kernel, self.execution) for kernel in own),
-                sum(kernel.operator not in SINGLE_CALLS for kernel in own),
-            )
+            known = self._launches[id(kernels)] = kernels, Launched.of(own, self.execution)
         return known[1]
-
-
-def _stands_for_hooked(op: Op) -> bool:
-    """True for the copy that a rank alone makes in a hook, where others gather or reduce."""
-    gathers = any(
-        type(event) is Alloc and event.kind == "unsharded_parameters" for event in op.memory
-    )
-    reduces = op.stream == "reduce_scatter" and any(
-        kernel.operator == "copy" for kernel in op.kernels
-    )
-    return op.kind == "copy" and (gathers or reduces)

@@ -12,8 +12,9 @@ from zsim.calibration.machine.fit import TERMS, MachineError, fit
 from zsim.calibration.machine.request import request
 from zsim.cluster.devices import AttentionRate
 from zsim.cluster.measured_times import MeasuredTimes
+from zsim.engine.costs.issue_times import TICK_NS
 from zsim.engine.costs.kernel_time import product_s
-from zsim.engine.costs.op_costs import TICK_NS, Costs
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate_step import simulate_step
 from zsim.runs.backend import MachineMeasurements
 from zsim.scenario.parts import cluster_file

@@ -14,7 +14,8 @@ from tests.support.cases.sampling import collectives
 from zsim.cluster.cluster_presets import load_cluster
 from zsim.cluster.devices import load_device
 from zsim.engine.costs import kernel_time
-from zsim.engine.costs.op_costs import CALLS, Costs
+from zsim.engine.costs.issue_times import CALLS
+from zsim.engine.costs.op_costs import Costs
 from zsim.engine.execution import Execution
 from zsim.errors import ScenarioError
 from zsim.ir.ops import ACCUMULATE, MOVE_GRADIENT, Kernel, Op, OpKind
