@@ -12,7 +12,7 @@ from zsim.ir.laws.validate import validate
 from zsim.ir.ops import COLLECTIVES
 from zsim.ir.program import Program
 from zsim.runs.run import Run
-from zsim.runs.simulator import MOST_TIMELINES
+from zsim.runs.simulated_ranks import MOST_TIMELINES
 from zsim.scenario.scenario import Scenario
 from zsim.strategies.zero3 import MAX_LOOKAHEAD, MOST_ELEMENTS
 from zsim.testing.laws.variants import (
