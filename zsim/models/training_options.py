@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Device = Literal["cpu", "cuda"]
-Library = Literal["ddp", "zero_redundancy", "fsdp1", "fully_shard", "deepspeed", "zsim"]
-"""Code that trains: torch's DistributedDataParallel, ZeroRedundancyOptimizer,
+Library = Literal["torch", "ddp", "zero_redundancy", "fsdp1", "fully_shard", "deepspeed", "zsim"]
+"""Code that trains: torch's plain module, DistributedDataParallel, ZeroRedundancyOptimizer,
 FullyShardedDataParallel or fully_shard; DeepSpeed's engine; or zsim's own Program, executed."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPE_NBYTES: dict[str, int] = {

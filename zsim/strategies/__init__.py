@@ -27,7 +27,7 @@ __all__ = [
 
 STRATEGIES: Mapping[str, Strategy] = Loaded({
     name: f"{__name__}.{name}:STRATEGY" for name in (
-        "ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp", "fsdp1", "zero_redundancy",
+        "single", "ddp", "zero1", "zero2", "zero3", "fsdp2", "hsdp", "fsdp1", "zero_redundancy",
         "deepspeed1", "deepspeed2", "deepspeed3",
     )
 })

@@ -4,7 +4,7 @@ parameters."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -104,22 +104,36 @@ def build(scenario: Scenario, model: Model, mesh: DeviceMesh, make: Make) -> Sub
     """`model` under DDP on the mesh's only axis, with a plain optimizer or one over master copies.
     """
     make_whole(scenario, make)
-    has_masters = scenario.precision.stepped != scenario.precision.parameters
-    masters = [parameter.detach() for parameter in trained(model)] if has_masters else []
+    masters = masters_of(scenario, model)
     module = wrap(scenario, model, mesh)
+    return stepped(
+        scenario, module, masters,
+        micro_batch=lambda last: synchronised(module, last or scenario.sync == "every"),
+        owns_gradients=not scenario.options.gradient_as_bucket_view,
+    )
+
+
+def masters_of(scenario: Scenario, model: Model) -> list[torch.Tensor]:
+    """The float32 parameters of a `model` that is yet to be cast, where the optimizer steps them.
+    """
+    has_masters = scenario.precision.stepped != scenario.precision.parameters
+    return [parameter.detach() for parameter in trained(model)] if has_masters else []
+
+
+def stepped(
+    scenario: Scenario, module: nn.Module, masters: list[torch.Tensor], *,
+    micro_batch: Callable[[bool], AbstractContextManager[None]], owns_gradients: bool = True,
+) -> Subject:
+    """`module` of whole parameters with a plain optimizer of them, or one of their `masters`."""
     parameters = trained(module)
-    optimizer: torch.optim.Optimizer
-    if has_masters:
-        inner = make_optimizer(scenario.optimizer, masters)
-        optimizer = MasterOptimizer(parameters, masters, inner)
-    else:
-        optimizer = inner = make_optimizer(scenario.optimizer, list(parameters))
+    inner = make_optimizer(scenario.optimizer, masters or list(parameters))
+    optimizer = MasterOptimizer(parameters, masters, inner) if masters else inner
     return Subject(
         module=module,
         optimizer=optimizer,
-        micro_batch=lambda last: synchronised(module, last or scenario.sync == "every"),
+        micro_batch=micro_batch,
         states=lambda: [*masters, *state_tensors(inner)],
-        owns_gradients=not scenario.options.gradient_as_bucket_view,
+        owns_gradients=owns_gradients,
         dtype=scenario.precision.parameters,
         masters=tuple(masters),
     )

@@ -26,10 +26,31 @@ IN_FLIGHT = 2
 
 
 def construction(model: ReplicatedModel, *, has_master: bool) -> StepBuilder:
-    """Build the model, check and broadcast its parameters, make the first bucket.
+    """Build the model, check and broadcast its parameters, make the first bucket."""
+    step, element = parameters_made(model, has_master=has_master), DTYPE_NBYTES[model.dtype]
+    _check_shapes(step, model)
+    named = model.training.model.named_parameters
+    parameters = [("parameters", model.dtype, parameter.numel * element) for parameter in named]
+    _broadcast(step, model, [*parameters, *_buffers(model)])
+    memory = (
+        list(model.storages)
+        if model.finds_unused
+        else [Alloc(ONE_BUCKET, "communication", model.nbytes)]
+    )
+    if model.finds_unused:  # the map is kept on the host, and sent from the device
+        places = ("host", "device") if model.training.device == "cpu" else ("device",)
+        memory += [
+            Alloc(buffer_of(USED, where), "communication", model.used_nbytes) for where in places
+        ]
+    step.issue("alloc", "buckets", stream="host", memory=memory)
+    return step
 
-    A model that computes in two bytes is built in float32 and cast parameter by parameter. The
-    float32 parameters become master copies; those of frozen parameters are freed.
+
+def parameters_made(model: ReplicatedModel, *, has_master: bool) -> StepBuilder:
+    """Build the model. One that computes in two bytes is built in float32 and cast parameter by
+    parameter.
+
+    The float32 parameters become master copies; those of frozen parameters are freed.
     """
     step, element = StepBuilder(), DTYPE_NBYTES[model.dtype]
     units = model.training.model.units
@@ -53,20 +74,6 @@ def construction(model: ReplicatedModel, *, has_master: bool) -> StepBuilder:
             goes = model.dtype != MASTER_DTYPE and parameter.fqn not in mastered
             memory += [Free(buffer_of(parameter.fqn, "master"))] if goes else []
         step.issue("alloc", unit_fqn, stream="host", memory=memory)
-    _check_shapes(step, model)
-    parameters = [("parameters", model.dtype, parameter.numel * element) for parameter in named]
-    _broadcast(step, model, [*parameters, *_buffers(model)])
-    memory = (
-        list(model.storages)
-        if model.finds_unused
-        else [Alloc(ONE_BUCKET, "communication", model.nbytes)]
-    )
-    if model.finds_unused:  # the map is kept on the host, and sent from the device
-        places = ("host", "device") if model.training.device == "cpu" else ("device",)
-        memory += [
-            Alloc(buffer_of(USED, where), "communication", model.used_nbytes) for where in places
-        ]
-    step.issue("alloc", "buckets", stream="host", memory=memory)
     return step
 
 
