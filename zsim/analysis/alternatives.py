@@ -137,6 +137,7 @@ def moved(
         model = wrapped(strategy, model, scenario.wrapping, kind.options(**chosen))
     return derived(scenario,
         strategy=strategy, options=kind.options(**chosen), mesh=mesh, model=model,
+        sync=scenario.sync if scenario.sync in kind.syncs else kind.syncs[0],
         offload=_offload_under(kind, scenario),
     )
 

@@ -71,5 +71,5 @@ def _ended(step: ReplicatedStep, *, first: bool) -> StepBuilder:
 
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=(AXIS,), formula=Formula("ddp"), library="torch",
-    problems=problems, saves="parameters",
+    problems=problems, syncs=("every",), saves="parameters",
 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import zip_longest
 
 from zsim.errors import ProgramError
 from zsim.ir.laws import program_laws
 from zsim.ir.laws.validate import validate
-from zsim.ir.ops import COLLECTIVES
-from zsim.ir.program import Program
+from zsim.ir.ops import COLLECTIVES, Alloc
+from zsim.ir.program import PHASES, Program, RankProgram
 from zsim.runs.run import Run
 from zsim.runs.simulated_ranks import MOST_TIMELINES
 from zsim.scenario.scenario import Scenario
@@ -60,6 +61,35 @@ def folding_changes_nothing(run: Run) -> Iterator[str]:
                 f"rank {rank.rank}: sends {rank.bytes_sent:,} B, more than rank {like}, which "
                 f"stands for it with {other.bytes_sent:,} B"
             )
+
+
+def ddp_of_one_rank_adds_buckets_alone(run: Run) -> Iterator[str]:
+    """A plain module allocates and frees what it does under DDP on one rank, but for what
+    communicates: buckets, and copies of what is broadcast."""
+    scenario = run.scenario
+    if library_of(scenario) != "torch":
+        return
+    wrapped = variant(scenario, strategy={"name": "ddp"})
+    if wrapped is None:  # DDP waits for gradients of blocks that never run
+        return
+    plain, replicated = (program_of(each).ranks[0] for each in (scenario, wrapped))
+    for phase in ("construction", "first", "steady"):
+        ours, theirs = (
+            [event for op in rank.phase(phase) for event in op.memory if event.buffer not in apart]
+            for rank, apart in ((plain, ()), (replicated, _communicated(replicated)))
+        )
+        pairs = zip_longest(ours, theirs)
+        if first := next((pair for pair in pairs if pair[0] != pair[1]), None):
+            yield f"rank 0: {first[0]} in a plain module's {phase}, and {first[1]} under DDP"
+
+
+def _communicated(rank: RankProgram) -> frozenset[str]:
+    """Buffers of the kind communication."""
+    events = (event for phase in PHASES for op in rank.phase(phase) for event in op.memory)
+    return frozenset(
+        event.buffer for event in events
+        if isinstance(event, Alloc) and event.kind == "communication"
+    )
 
 
 def hsdp_of_one_replica_is_fsdp2(run: Run) -> Iterator[str]:

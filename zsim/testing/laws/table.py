@@ -42,7 +42,7 @@ CHEAP: tuple[AskRun, ...] = (
 SIMULATING: tuple[AskRun, ...] = (
     equivalences.programs_obey_their_laws, of_runs.kernels_are_no_faster_than_the_peak,
     of_runs.utilization_has_its_bounds,
-    equivalences.folding_changes_nothing,
+    equivalences.folding_changes_nothing, equivalences.ddp_of_one_rank_adds_buckets_alone,
     equivalences.hsdp_of_one_replica_is_fsdp2, equivalences.hsdp_without_shards_reduces_as_ddp,
     equivalences.zero_of_one_replica_is_flat, equivalences.zero_without_shards_reduces_as_ddp,
     equivalences.endless_lookahead_gathers_all, equivalences.zero2_sends_what_zero1_does,

@@ -66,20 +66,27 @@ class _States:
         self.parameter = DTYPE_NBYTES[precision.parameters]
         self.stepped = DTYPE_NBYTES[precision.stepped]
         self.element = self.number * self.stepped
-        has_master = precision.master and self.parameter < MASTER
+        self.master = MASTER if precision.master and self.parameter < MASTER else 0
         self.trained = scenario.model.trained
-        self.with_master = self.element + (MASTER if has_master else 0)
+        self.with_master = self.element + self.master
+
+
+def _whole(scenario: Scenario, rank: int, states: _States) -> Held:
+    """A plain module: all of everything. Parameters that forward leaves out have copies too."""
+    trained = _trained(scenario, states)
+    numel, left_out = _numel(trained), _numel(scenario.model.left_out)
+    return {
+        "parameters": _numel(scenario.model.parameters) * states.parameter,
+        "gradients": numel * states.parameter,
+        "optimizer_states": numel * states.with_master + left_out * states.master
+        + len(trained) * states.counter,
+    }
 
 
 def _replicated(scenario: Scenario, rank: int, states: _States) -> Held:
     """DDP: all of everything. Gradients that are views of buckets are communication."""
-    trained = _trained(scenario, states)
-    numel = _numel(trained)
-    return {
-        "parameters": _numel(scenario.model.parameters) * states.parameter,
-        "gradients": 0 if scenario.options.gradient_as_bucket_view else numel * states.parameter,
-        "optimizer_states": numel * states.with_master + len(trained) * states.counter,
-    }
+    held = _whole(scenario, rank, states)
+    return {**held, "gradients": 0} if scenario.options.gradient_as_bucket_view else held
 
 
 def _zero_redundancy(scenario: Scenario, rank: int, states: _States) -> Held:
@@ -247,7 +254,7 @@ def _product(sizes: Sequence[int]) -> int:
 
 
 ROWS: dict[Library, Callable[[Scenario, int, _States], Held]] = {
-    "ddp": _replicated, "zero_redundancy": _zero_redundancy, "zsim": _flat_buffers,
+    "torch": _whole, "ddp": _replicated, "zero_redundancy": _zero_redundancy, "zsim": _flat_buffers,
     "fsdp1": _flat_parameters, "fully_shard": _fully_shard, "deepspeed": _engine,
 }
 """The row of ZeRO's table that each library's strategies have."""

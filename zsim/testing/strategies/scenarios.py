@@ -18,10 +18,12 @@ from zsim.ir.program import Program
 from zsim.models.spec import ModelSpec
 from zsim.scenario.plan import planned
 from zsim.scenario.scenario import Scenario
+from zsim.strategies import STRATEGIES as TABLE
 from zsim.testing.strategies.tables import (
     ENGINE,
     FAMILIES,
     FLAT_PARAMETER,
+    PLAIN,
     SHARDED_ENGINE,
     STRATEGIES,
     Tables,
@@ -66,12 +68,13 @@ def scenario_tables(
     fitting = tuple(
         name for name in strategies
         if (flat or name not in FLAT_PARAMETER) and (engine or name not in ENGINE)
-        and (plain or name not in SHARDED_ENGINE)
+        and (plain or name not in SHARDED_ENGINE) and (ranks == 1 or name not in PLAIN)
     )
     assume(fitting)
     strategy = draw(strategy_tables(ranks, fitting))
     offload = draw(offload_tables(strategy["name"]))
     frozen = draw(frozen_patterns(model, strategy=strategy["name"]))
+    has_both = len(TABLE[strategy["name"]].syncs) > 1
     if strategy["name"] in SHARDED_ENGINE:
         again = {"mode": draw(st.sampled_from(["none", "full"]))}
         return {
@@ -92,7 +95,7 @@ def scenario_tables(
     return {
         **tables, **{key: value for key, value in named.items() if value},
         "cluster": {"preset": preset, "ranks": ranks},
-        "strategy": strategy if strategy["name"] in ENGINE else {**strategy, "sync": sync},
+        "strategy": {**strategy, "sync": sync} if has_both else strategy,
         "precision": precision, "optimizer": optimizer,
     }
 

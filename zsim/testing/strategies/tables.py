@@ -19,6 +19,7 @@ def _of(*libraries: Library) -> tuple[str, ...]:
 
 
 STRATEGIES = tuple(TABLE)
+PLAIN = _of("torch")
 REPLICATED, FLAT_PARAMETER = _of("ddp", "zero_redundancy"), _of("fsdp1")
 FULLY_SHARD = _of("fully_shard")
 ENGINE = tuple(name for name in _of("deepspeed") if TABLE[name].formula.number < 3)
@@ -78,6 +79,8 @@ def strategy_tables(
     """The table `strategy` of one of `strategies` for so many ranks, with options drawn."""
     name = draw(st.sampled_from(strategies))
     divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    if name in PLAIN:
+        return {"name": name}
     if name in REPLICATED:
         return {"name": name} | draw(_one_of(
             {}, {"bucket_cap_mb": 0.001}, {"gradient_as_bucket_view": True}
