@@ -19,7 +19,7 @@ from zsim.models.checkpointing import Checkpointing
 from zsim.models.training_options import ON_DEVICE, Offload, Optimizer
 from zsim.scenario.derived import derived
 from zsim.scenario.scenario import Scenario
-from zsim.strategies import STRATEGIES, problems, wrapped
+from zsim.strategies import ALONE, STRATEGIES, problems, wrapped
 from zsim.strategies.strategy import OptionValue, Strategy
 
 EVERY_BLOCK = Checkpointing(mode="full")
@@ -29,26 +29,7 @@ OFFLOADABLE = ("optimizer", "parameters", "activations")
 def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     """Every single change that makes sense here, with the scenario that it makes."""
     strategy, on_device = STRATEGIES[scenario.strategy], scenario.cluster.kind != "cpu"
-    more = strategy.shards_more
-    if more:
-        same_axes = STRATEGIES[more].axes == strategy.axes
-        mesh = scenario.mesh if same_axes else None
-        yield f"strategy {more}", moved(scenario, more, mesh=mesh)
-    other, per_node = strategy.over_all_ranks, scenario.cluster.devices_per_node
-    if other and other != scenario.strategy:
-        yield f"strategy {other}: shard over all ranks", moved(scenario, other)
-    elif other and scenario.mesh.dp_replicate > 1:
-        yield (
-            f"dp_shard = {scenario.world_size}: shard over all ranks",
-            moved(scenario, scenario.strategy),
-        )
-    nodes = scenario.world_size // per_node
-    if other == scenario.strategy and scenario.mesh.dp_shard == per_node * nodes > per_node > 1:
-        in_nodes = Mesh(dp_replicate=nodes, dp_shard=per_node)
-        yield (
-            f"dp_shard = {per_node}: shard over a node",
-            moved(scenario, scenario.strategy, mesh=in_nodes),
-        )
+    yield from (_sharded if scenario.world_size > 1 else _alone)(scenario)
     for saving in strategy.saves_memory:
         options = saving.set_in(scenario.options)
         offloads = strategy.offloads(options) and not strategy.offloads(scenario.options)
@@ -88,6 +69,45 @@ def changes(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         )
     if on_device and not scenario.expandable_segments:
         yield "allocator.expandable_segments = true", derived(scenario, expandable_segments=True)
+
+
+def _sharded(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    """Strategies and meshes that shard more."""
+    strategy, per_node = STRATEGIES[scenario.strategy], scenario.cluster.devices_per_node
+    more, other = strategy.shards_more, strategy.over_all_ranks
+    if more:
+        same_axes = STRATEGIES[more].axes == strategy.axes
+        mesh = scenario.mesh if same_axes else None
+        yield f"strategy {more}", moved(scenario, more, mesh=mesh)
+    if other and other != scenario.strategy:
+        yield f"strategy {other}: shard over all ranks", moved(scenario, other)
+    elif other and scenario.mesh.dp_replicate > 1:
+        yield (
+            f"dp_shard = {scenario.world_size}: shard over all ranks",
+            moved(scenario, scenario.strategy),
+        )
+    nodes = scenario.world_size // per_node
+    if other == scenario.strategy and scenario.mesh.dp_shard == per_node * nodes > per_node > 1:
+        in_nodes = Mesh(dp_replicate=nodes, dp_shard=per_node)
+        yield (
+            f"dp_shard = {per_node}: shard over a node",
+            moved(scenario, scenario.strategy, mesh=in_nodes),
+        )
+
+
+def _alone(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    """Strategies of one rank: a plain module, and the one that keeps its states in host memory."""
+    offloading = STRATEGIES[scenario.strategy].offloaded_by
+    if scenario.strategy != ALONE:
+        yield f"strategy {ALONE}: one rank has nothing to shard", moved(scenario, ALONE)
+    if offloading and scenario.cluster.kind != "cpu" and not scenario.optimizer.clip_norm:
+        option = _offloading(STRATEGIES[offloading])
+        assert option is not None
+        on_device = moved(scenario, offloading)
+        yield (
+            f"strategy {offloading}, {assignment(option)}: {option.effect}",
+            derived(on_device, options=option.set_in(on_device.options)),
+        )
 
 
 def can_checkpoint(scenario: Scenario) -> bool:

@@ -19,7 +19,7 @@ from zsim.scenario.checks import refusals
 from zsim.scenario.derived import derived
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import Scenario
-from zsim.strategies import STAGES, STRATEGIES
+from zsim.strategies import ALONE, STAGES, STRATEGIES
 
 MOST_POINTS = 6000
 MOST_MOMENTS = 1500
@@ -108,7 +108,7 @@ def holders(step: SimulatedStep) -> list[Table]:
 
 
 def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    for name in STAGES:
+    for name in STAGES if scenario.world_size > 1 else (ALONE,):
         if name == scenario.strategy and scenario.mesh.dp_replicate == 1:
             continue
         try:

@@ -21,7 +21,8 @@ from zsim.models.wrapping import Wrapping
 from zsim.strategies.strategy import Formula, OptionValue, Strategy
 
 __all__ = [
-    "LADDER", "STAGES", "STRATEGIES", "Formula", "OptionValue", "Strategy", "problems", "wrapped",
+    "ALONE", "LADDER", "STAGES", "STRATEGIES", "Formula", "OptionValue", "Strategy", "ladder",
+    "problems", "wrapped",
 ]
 
 
@@ -33,8 +34,16 @@ STRATEGIES: Mapping[str, Strategy] = Loaded({
 })
 LADDER = ("ddp", "zero1", "zero2", "hsdp", "fsdp2", "zero3")
 """The strategies that `zsim fit` compares with a scenario's own, from what shards least."""
+ALONE = "single"
+"""The one that it compares on one rank, where those of the ladder have nothing to shard."""
 STAGES = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 """The strategies that a report compares by what they hold: the stages of ZeRO."""
+
+
+def ladder(own: str, *, num_ranks: int) -> tuple[str, ...]:
+    """The strategies to compare with a scenario's `own` on so many ranks, from what shards least.
+    """
+    return LADDER if num_ranks > 1 else tuple(dict.fromkeys((ALONE, own)))
 
 
 def problems(

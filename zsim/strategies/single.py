@@ -71,5 +71,6 @@ def _ended(step: ReplicatedStep, *, first: bool) -> StepBuilder:
 
 STRATEGY = Strategy(
     plan=plan, options=Options, axes=(AXIS,), formula=Formula("ddp"), library="torch",
-    problems=problems, syncs=("every",), saves="parameters",
+    problems=problems, syncs=("every",), saves="parameters", on_several_ranks="ddp",
+    offloaded_by="fsdp2",
 )

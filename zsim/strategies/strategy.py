@@ -223,6 +223,10 @@ class Strategy:
     over_all_ranks: str = ""
     """The strategy that shards over all ranks, if this one can keep replicas; itself if it does
     both."""
+    on_several_ranks: str = ""
+    """The strategy that trains so on several ranks, if this one is of one rank alone."""
+    offloaded_by: str = ""
+    """The strategy whose own option keeps all states in host memory, if this one cannot."""
     saves_memory: tuple[OptionValue, ...] = ()
     """Options that trade time for memory."""
     keeps_gathered: tuple[OptionValue, ...] = ()

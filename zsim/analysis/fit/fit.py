@@ -29,7 +29,7 @@ from zsim.scenario.checks import refusals
 from zsim.scenario.checks.work_limits import MANY_TIMES
 from zsim.scenario.derived import derived
 from zsim.scenario.scenario import Scenario
-from zsim.strategies import LADDER, STRATEGIES, OptionValue
+from zsim.strategies import STRATEGIES, OptionValue, ladder
 
 MUCH_FASTER = 1.02
 """Ratio of step times up to which the candidate that shards or recomputes less is preferred to a
@@ -67,7 +67,8 @@ def fit(scenario: Scenario, *, say: Callable[[str], None] | None = None) -> Fit:
     tried = ways_of([((name,), other) for name, other in able], say=counted_down)
     if all(way.memory.verdict != "FITS" for way in tried):
         tried += together(
-            sorted(tried, key=lambda way: way.memory.needed.nbytes)[:MOST_STARTS], stages=False
+            sorted(tried, key=lambda way: way.memory.needed.nbytes)[:MOST_STARTS],
+            stages=scenario.world_size == 1,
         )
     candidates = tuple(_candidate(scenario, way) for way in tried)
     chosen, reason = recommend(candidates)
@@ -103,16 +104,17 @@ def ways(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 
 def cases(
-    scenario: Scenario, *, ladder: Sequence[str] = LADDER
+    scenario: Scenario, *, strategies: Sequence[str] = ()
 ) -> Iterator[tuple[str, Scenario]]:
-    """The candidates by name, also those that a scenario file would be refused for, under the
-    strategies of `ladder`."""
+    """The candidates by name, also those that a scenario file would be refused for, under
+    `strategies` or those of the ladder."""
     own = scenario.checkpointing
     forms = {NO_CHECKPOINTING: "", own: f", checkpointing as asked for ({_words(own)})"}
     if can_checkpoint(scenario):
         forms[Checkpointing(mode="full")] = ", checkpointing"
     forms[NO_CHECKPOINTING] = ""
-    for name, other in _stages(scenario, ladder):
+    rungs = strategies or ladder(scenario.strategy, num_ranks=scenario.world_size)
+    for name, other in _stages(scenario, rungs):
         yield from (
             (name + suffix, derived(other, checkpointing=form)) for form, suffix in forms.items()
         )
@@ -133,14 +135,14 @@ def _words(policy: Checkpointing) -> str:
     )
 
 
-def _stages(scenario: Scenario, ladder: Sequence[str]) -> Iterator[tuple[str, Scenario]]:
-    """The strategies of the ladder, each on the meshes that it can have, and the scenario's own
+def _stages(scenario: Scenario, rungs: Sequence[str]) -> Iterator[tuple[str, Scenario]]:
+    """The strategies of a ladder, each on the meshes that it can have, and the scenario's own
     before the first of its stage there."""
     own = STRATEGIES[scenario.strategy]
     known = set[tuple[str, Mesh | None]]()
-    for strategy in ladder:
+    for strategy in rungs:
         kind = STRATEGIES[strategy]
-        beside = kind.formula.stage == own.formula.stage and scenario.strategy not in ladder
+        beside = kind.formula.stage == own.formula.stage and scenario.strategy not in rungs
         for mesh, groups in _meshes(scenario, strategy):
             has_mesh = mesh is None or len(own.axes) > 1
             for name in (scenario.strategy, strategy) if beside and has_mesh else (strategy,):
@@ -253,8 +255,13 @@ def _times(chosen: Candidate, fastest: Candidate, able: str) -> str:
         return f"the fastest of {able}, {taken}"
     return (
         f"one of {able}, {taken}; {fastest.name} is less than {100 * (MUCH_FASTER - 1):.0f} % "
-        f"faster ({format_time(fastest.step_time_ns)}) and shards or recomputes more"
+        f"faster ({format_time(fastest.step_time_ns)}) and {more_work(chosen.scenario)}"
     )
+
+
+def more_work(scenario: Scenario) -> str:
+    """Words for what a candidate does that the one before it does not."""
+    return f"{'shards' if scenario.world_size > 1 else 'wraps'} or recomputes more"
 
 
 def _trouble(verdict: MemoryVerdict) -> int:

@@ -107,7 +107,8 @@ def lines(fit: Fit) -> Iterator[str]:
     scenario = fit.scenario
     model, batch = scenario.model, scenario.batch
     capacity = format_bytes(fit.candidates[0].memory.capacity.nbytes) if fit.candidates else "-"
-    yield f"{scenario.name}: what fits {capacity} a rank, from least to most sharded"
+    shared = " a rank, from least to most sharded" if scenario.world_size > 1 else ""
+    yield f"{scenario.name}: what fits {capacity}{shared}"
     yield f"   model    {model.name}, {model.num_parameters:,} parameters"
     yield (
         f"   batch    micro_batch = {batch.micro_batch}, sequence_length = "

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from zsim.analysis.fit.fit import MUCH_FASTER
+from zsim.analysis.fit.fit import MUCH_FASTER, more_work
 from zsim.analysis.planner.goal import GOALS, Goal
 from zsim.analysis.planner.option import Option, dominates
 from zsim.analysis.planner.search import searched
@@ -18,6 +18,7 @@ from zsim.analysis.planner.space import PlanCase, Refused, cases, space_of
 from zsim.analysis.planner.table import Plan, Request
 from zsim.errors import ArgumentError, ScenarioError
 from zsim.io.arguments import choice_of, described
+from zsim.io.units import counted
 from zsim.runs import fault_support
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.scenario_argument import require_scenario
@@ -144,7 +145,7 @@ def _reason(
         return ""
     share = option.step_time_ns / taken.step_time_ns - 1
     if option.gpus != taken.gpus:
-        return f"{option.gpus:,} GPUs, {share:+.0%} time"
+        return f"{counted(option.gpus, 'GPU')}, {share:+.0%} time"
     if abs(share) <= MUCH_FASTER - 1:
-        return "as fast, and shards or recomputes more"
+        return f"as fast, and {more_work(option.scenario)}"
     return f"{share:+.0%} time"

@@ -18,7 +18,7 @@ from zsim.io.units import counted
 from zsim.scenario.checks import refusals
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.tables import in_line
-from zsim.strategies import LADDER, STRATEGIES
+from zsim.strategies import STRATEGIES
 
 STRATEGY = "strategy.name"
 """The key whose values replace the strategies that `zsim fit` compares."""
@@ -139,8 +139,8 @@ def cases(scenario: Scenario, space: Space) -> Iterator[PlanCase | Refused]:
         if isinstance(sized, str):
             yield Refused(size, sized)
             continue
-        ladder = (sized.strategy,) if STRATEGY in values else LADDER
-        for name, case in fit.cases(sized, ladder=ladder):
+        named = (sized.strategy,) if STRATEGY in values else ()
+        for name, case in fit.cases(sized, strategies=named):
             tables, kept = case.to_json(), [text for key, text in varied.items()
                                             if _is_said(key, case, sized)]
             if tables in known:
@@ -169,8 +169,11 @@ def _sized(scenario: Scenario, space: Space, *, nodes: int, micro_batch: int) ->
     if nodes == own or (own == 0 and nodes == 1):
         moved = scenario
     else:
-        axes = dict.fromkeys(STRATEGIES[scenario.strategy].axes)
-        moved = scenario.with_(cluster={"nodes": nodes, "ranks": None}, strategy=axes)
+        kind, cluster = STRATEGIES[scenario.strategy], {"nodes": nodes, "ranks": None}
+        strategy: dict[str, Any] = dict.fromkeys(kind.axes)
+        if kind.on_several_ranks and nodes * scenario.cluster.devices_per_node > 1:
+            strategy = {"name": kind.on_several_ranks}
+        moved = scenario.with_(cluster=cluster, strategy=strategy)
     together = micro_batch * moved.world_size
     if space.global_batch % together:
         return (
