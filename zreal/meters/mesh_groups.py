@@ -50,6 +50,7 @@ def device_mesh(scenario: Scenario, *, device: str) -> tuple[DeviceMesh, dict[st
         for axis, size in (("dp_replicate", mesh.dp_replicate), ("dp_shard", mesh.dp_shard))
         if axis in STRATEGIES[scenario.strategy].axes
     ]
+    axes = axes or [("dp_replicate", 1)]  # torch has no mesh without an axis
     if len(axes) > 1 and mesh.dp_replicate == 1:
         axes = axes[1:]  # torch would all-reduce over an axis of one replica as well
     torch_mesh = init_device_mesh(

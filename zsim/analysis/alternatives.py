@@ -139,7 +139,7 @@ def moved(
     option or by the table offload.
     """
     kind = STRATEGIES[strategy]
-    mesh = mesh or Mesh(**{kind.axes[-1]: scenario.world_size})
+    mesh = mesh or Mesh(**dict.fromkeys(kind.axes[-1:], scenario.world_size))
     known = {field.name: field.type for field in fields(kind.options)}
     # fsdp1 says "pre" where fsdp2 counts
     same = {field.name for field in fields(scenario.options) if known.get(field.name) == field.type}
@@ -157,7 +157,7 @@ def moved(
         model = wrapped(strategy, model, scenario.wrapping, kind.options(**chosen))
     return derived(scenario,
         strategy=strategy, options=kind.options(**chosen), mesh=mesh, model=model,
-        sync=scenario.sync if scenario.sync in kind.syncs else kind.syncs[0],
+        sync=scenario.sync if scenario.sync in kind.syncs else next(iter(kind.syncs), "every"),
         offload=_offload_under(kind, scenario),
     )
 

@@ -297,6 +297,11 @@ class Draft:
         )
 
     @property
+    def replicated(self) -> str:
+        """The strategy where nothing is sharded: a plain module on one rank, DDP on several."""
+        return "single" if self.world == 1 else "ddp"
+
+    @property
     def world(self) -> int | None:
         """Ranks in all; None where the cluster's size is open."""
         cluster = self.cluster

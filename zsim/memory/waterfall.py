@@ -77,7 +77,7 @@ def formula_bytes(scenario: Scenario, *, gradients: bool = True) -> int:
     return model_state_bytes(
         scenario.model.num_parameters,
         stage=STRATEGIES[scenario.strategy].formula.stage,
-        num_ranks=scenario.mesh.size(STRATEGIES[scenario.strategy].axes[-1]),
+        num_ranks=scenario.mesh.size(STRATEGIES[scenario.strategy].shard_axis),
         state=state if gradients else replace(state, gradient=0),
         num_trained=num_trained(scenario),
         num_whole=num_whole(scenario),
@@ -112,7 +112,7 @@ def formula_text(scenario: Scenario) -> str:
         *parameters, (letter, state.gradient, stage in ("zero2", "zero3")),
         (letter, state.optimizer, stage != "ddp"),
     ]
-    cut = f"/{scenario.mesh.size(STRATEGIES[scenario.strategy].axes[-1])}"
+    cut = f"/{scenario.mesh.size(STRATEGIES[scenario.strategy].shard_axis)}"
     sizes: Counter[str] = Counter()
     for of, size, is_cut in sorted(parts, key=lambda part: part[-1]):  # what is whole comes first
         sizes[of + (cut if is_cut else "")] += size

@@ -120,7 +120,7 @@ def _stages(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
 
 
 def _stage(name: str, program: Program, scenario: Scenario) -> Table:
-    axis = STRATEGIES[scenario.strategy].axes[-1]
+    axis = STRATEGIES[scenario.strategy].shard_axis
     numbers: dict[int, int] = {}
     shown: list[list[int]] = []
     for rank, kind in enumerate(program.assignment):

@@ -18,7 +18,7 @@ from zsim.models.training_options import Optimizer
 from zsim.strategies.building.step_builder import StepBuilder, spmd
 from zsim.strategies.building.training import Training
 from zsim.strategies.replicated import construction
-from zsim.strategies.replicated.buckets import AXIS, ReplicatedModel
+from zsim.strategies.replicated.buckets import ReplicatedModel
 from zsim.strategies.replicated.replicated_step import ReplicatedStep
 from zsim.strategies.strategy import Formula, Strategy
 
@@ -70,7 +70,8 @@ def _ended(step: ReplicatedStep, *, first: bool) -> StepBuilder:
 
 
 STRATEGY = Strategy(
-    plan=plan, options=Options, axes=(AXIS,), formula=Formula("ddp"), library="torch",
-    problems=problems, syncs=("every",), saves="parameters", on_several_ranks="ddp",
+    plan=plan, options=Options, axes=(), formula=Formula("ddp"), library="torch",
+    configs=("accelerate", "torchtitan"),
+    problems=problems, syncs=(), saves="parameters", on_several_ranks="ddp",
     offloaded_by="fsdp2",
 )

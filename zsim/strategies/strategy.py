@@ -102,7 +102,7 @@ def _no_buffers(options: Any, model: ModelSpec, dtype: str) -> tuple[tuple[Param
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """`plan(training, mesh=…, options=…)`, the class of its options, and the mesh axes it uses,
-    outermost first: the last one shards.
+    outermost first: the last one shards. A strategy of one rank alone has none.
 
     Each strategy's file ends with its own entry. Code outside this package asks for these facts,
     and not for a name; a law or a page may compare strategies that it names.
@@ -126,7 +126,8 @@ class Strategy:
     """`node_problems(options, model, mesh, precision, per_node)`: refusals on nodes of so many
     devices, as above."""
     syncs: tuple[Literal["every", "last"], ...] = ("every", "last")
-    """The micro-batches after which gradients may be reduced, the default first."""
+    """The micro-batches after which gradients may be reduced, the default first; none where nothing
+    is reduced."""
     sums_losses: bool = True
     """Several forwards may come before a backward of their summed losses."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
@@ -248,6 +249,11 @@ class Strategy:
         """True where units cast what they gather, and inputs: parameters are kept in another
         dtype."""
         return self.casts_input and precision.stepped != precision.parameters
+
+    @property
+    def shard_axis(self) -> str:
+        """The axis that shards, or the group of all ranks where there is none."""
+        return self.axes[-1] if self.axes else "world"
 
     @property
     def is_own(self) -> bool:

@@ -27,9 +27,9 @@ from zsim.scenario.scenario import parse
 NUM_RANKS = (1, 2, 3, 4, 8, 64, 1024)
 NUM_DRAWS = {
     "ddp": 6, "zero_redundancy": 6, "zero1": 7, "zero2": 6, "zero3": 7, "fsdp2": 8, "hsdp": 7,
-    "fsdp1": 15,
+    "fsdp1": 15, "single": 20,
 }
-"""Draws of one kind for each number of ranks, by strategy."""
+"""Draws of one kind for each number of ranks, by strategy. That of a plain module is one."""
 AT_MOST = {4: 6, 8: 6, 64: 5, 1024: 2}
 """Most draws of a strategy by number of ranks: one of fully_shard on 1,024 takes a minute."""
 FULLY_SHARDED = {4: 14, 8: 12}
@@ -40,16 +40,16 @@ TRACED = {"encoder": (2, 16), "adapters": (2, 16), "decoders": (2, 1)}
 length; under what torch itself has."""
 NUM_TOGETHER = {
     "ddp": 1, "zero_redundancy": 1, "zero1": 1, "zero2": 1, "zero3": 1, "fsdp2": 4, "hsdp": 3,
-    "fsdp1": 6,
+    "fsdp1": 6, "single": 6,
 }
-"""Draws of all kinds together for each number of ranks: 115 more."""
+"""Draws of all kinds together for each number of ranks: 118 more."""
 NUM_RECOMPUTED = {"fsdp2": 3, "hsdp": 3}
 """Draws of all kinds together with units in blocks that are recomputed whole, for each number of
 ranks up to 64: 36 more."""
 KINDS = ("plain", "repeated", "autocast", "frozen", "unused")
 """Kinds of scenarios: blocks that run again, autocast, untrained parts; alone or together."""
 TOGETHER = "together"
-WITH_TRACED = ("ddp", "fsdp2", "hsdp", "zero_redundancy", "fsdp1")
+WITH_TRACED = ("ddp", "fsdp2", "hsdp", "zero_redundancy", "fsdp1", "single")
 FLAT = ('"unit"', '"parameter"', '"900 B"', '"6 KiB"')
 PRECISIONS = (
     ("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp16", "fp32"), ("fp16", "fp16"),
@@ -310,6 +310,8 @@ def _fully_sharded(draw: st.DrawFn, frame: Frame, *, whole: bool) -> str:
 
 def _strategy(draw: st.DrawFn, frame: Frame, *, offload: bool, wrapping: str = "") -> str:
     strategy, ranks = frame.strategy, frame.ranks
+    if strategy == "single":
+        return ""
     if strategy == "fsdp1":
         return _fully_sharded(draw, frame, whole='"all"' in wrapping)
     if strategy in ("ddp", "zero_redundancy"):
@@ -342,7 +344,7 @@ def scenario_texts(
     parameters, reduce = ("fp32", "fp32") if frame.autocast else draw(st.sampled_from(PRECISIONS))
     # fully_shard looks for gradients of what never ran where some wait in another dtype
     never_ran = frame.unused and parameters != reduce and strategy != "fsdp1"
-    sync = "every" if never_ran else _choice(draw, "every", "last")
+    sync = "every" if never_ran or strategy == "single" else _choice(draw, "every", "last")
     offload = strategy in ("fsdp2", "hsdp") and draw(st.integers(0, 3)) == 3
     clip = "" if offload and not together else _choice(draw, "", "", ", clip_norm = 1.0")
     autocast = f', autocast = "{_choice(draw, "bf16", "fp16")}"' if frame.autocast else ""
@@ -383,7 +385,7 @@ def traced_texts(draw: st.DrawFn, strategy: str, *, ranks: int) -> str:
         f"{frame.accumulation} }}\n"
         f'cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}\n'
         f'strategy = {{ name = "{strategy}"{_strategy(draw, frame, offload=offload)}, sync = '
-        f'"{_choice(draw, "every", "last")}" }}\n'
+        f'"{_choice(draw, "every", *["last"] * (strategy != "single"))}" }}\n'
         f'precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}\n'
         f"optimizer = {{ {_choice(draw, *OPTIMIZERS)} }}\n"
     )
@@ -429,8 +431,7 @@ def _is_refused(text: str) -> bool:
 def matrix() -> tuple[str, ...]:
     """All draws; the strategies take turns, so that any part of it has each of them."""
     pairs = [
-        (name, ranks) for ranks in NUM_RANKS for name in WITH_TRACED
-        if (name, ranks) != ("fsdp1", 1)
+        (name, ranks) for ranks in NUM_RANKS for name in WITH_TRACED if ranks in _num_ranks(name)
     ]
     columns = [
         [
@@ -455,13 +456,18 @@ def matrix() -> tuple[str, ...]:
     )
 
 
+def _num_ranks(strategy: str) -> tuple[int, ...]:
+    """Numbers of ranks that a strategy may have."""
+    return (1,) if strategy == "single" else NUM_RANKS[strategy == "fsdp1" :]
+
+
 def _columns(numbers: dict[str, int], *, together: bool) -> list[list[str]]:
     # the first that hypothesis draws is the simplest, which has nothing together
     first = int(together)
     return [
         [
             text
-            for ranks in NUM_RANKS[strategy == "fsdp1" :]
+            for ranks in _num_ranks(strategy)
             for text in draws(
                 strategy, ranks=ranks, number=_number(strategy, number, ranks) + first,
                 together=together,

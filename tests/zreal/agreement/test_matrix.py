@@ -93,7 +93,7 @@ def test_the_matrix_has_each_strategy_at_each_world_size_and_peaks_in_collective
     rows = recorded()["rows"]
     kind = re.compile(r'ranks = (\d+) }\n(?:.*\n)*?strategy = { name = "(\w+)"')
     pairs = {match.groups() for row in rows if (match := kind.search(row["text"]))}
-    assert (len(rows), len(pairs)) == (302 + 81 + 100 + 36, 7 * 7 + 6)
+    assert (len(rows), len(pairs)) == (302 + 81 + 100 + 36 + 27, 7 * 7 + 6 + 1)
     assert sum(row["most"] in COMMUNICATED for row in rows) >= 50
 
 

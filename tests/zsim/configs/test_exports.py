@@ -193,7 +193,7 @@ def test_units_that_a_kind_makes_otherwise_are_told(kind):
 
 
 @pytest.mark.parametrize(("kind", "able"), [
-    ("deepspeed", "ddp, deepspeed1"), ("torchtitan", "ddp, fsdp2 or hsdp"),
+    ("deepspeed", "ddp, deepspeed1"), ("torchtitan", "ddp, fsdp2, hsdp or single"),
     ("accelerate", "ddp, fsdp1"),
     ("fully_shard", "fsdp2 or hsdp"),
 ])

@@ -28,7 +28,7 @@ def band(
             "feed_forward": 3072, "tied": True, "attention": attention,
         }},
         batch={"micro_batch": 16, "sequence_length": 1024},
-        cluster={"preset": "dgx-a100", "ranks": 1}, strategy={"name": "ddp"},
+        cluster={"preset": "dgx-a100", "ranks": 1}, strategy={"name": "single"},
         precision=precision, optimizer={"name": "adamw", "implementation": optimizer},
         execution=execution,
     )

@@ -19,7 +19,8 @@ from zsim.scenario.scenario import Scenario
 from zsim.scenario.scenario import parse as parse_scenario
 
 CASES = {
-    "ddp": 'name = "ddp"', "zero1_reduce_scatter": 'name = "zero1", form = "reduce_scatter"',
+    "single": 'name = "single"', "ddp": 'name = "ddp"',
+    "zero1_reduce_scatter": 'name = "zero1", form = "reduce_scatter"',
     "zero1_all_reduce": 'name = "zero1", form = "all_reduce"', "zero2": 'name = "zero2"',
     "zero3": 'name = "zero3", lookahead = 1', "zero3_lookahead_2": 'name = "zero3", lookahead = 2',
     "zero3_persistence": 'name = "zero3", persistence_threshold = 130',
@@ -34,7 +35,7 @@ CASES = {
                   'stage3_prefetch_bucket_size = 600, stage3_param_persistence_threshold = 20',
     "deepspeed2_overlapped": 'name = "deepspeed2", reduce_bucket_size = 3000, overlap_comm = true',
 }
-RANKS = {"zero2_in_groups": 4}
+RANKS = {"single": 1, "zero2_in_groups": 4}
 
 
 def scenario(

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.folders import ROOT
-from zsim.strategies import LADDER, STAGES, STRATEGIES
+from zsim.strategies import ALONE, LADDER, STAGES, STRATEGIES
 
 CONFIGS = {
-    "accelerate": {"ddp", "fsdp1", "fsdp2", "hsdp"}, "fully_shard": {"fsdp2", "hsdp"},
-    "torchtitan": {"ddp", "fsdp2", "hsdp"},
+    "accelerate": {"single", "ddp", "fsdp1", "fsdp2", "hsdp"}, "fully_shard": {"fsdp2", "hsdp"},
+    "torchtitan": {"single", "ddp", "fsdp2", "hsdp"},
     "deepspeed": {
         "ddp", "zero1", "zero2", "zero3", "deepspeed1", "deepspeed2", "deepspeed3",
     },
@@ -74,4 +74,13 @@ def test_an_option_that_offloads_is_one_of_the_strategys() -> None:
 
 
 def test_lists_of_strategies_have_names_that_exist() -> None:
-    assert {*LADDER, *STAGES} <= STRATEGIES.keys()
+    assert {ALONE, *LADDER, *STAGES} <= STRATEGIES.keys()
+
+
+def test_a_strategy_whose_own_option_offloads_stands_for_one_that_cannot() -> None:
+    for strategy in STRATEGIES.values():
+        if strategy.offloaded_by:
+            assert not strategy.offload_option
+            assert STRATEGIES[strategy.offloaded_by].offload_option
+        if strategy.on_several_ranks:
+            assert not STRATEGIES[strategy.on_several_ranks].on_several_ranks

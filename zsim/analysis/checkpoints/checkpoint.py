@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from zsim.analysis.alternatives import moved
 from zsim.analysis.checkpoints.conversion import Conversion, conversion
 from zsim.analysis.checkpoints.files.file_reads import FileRead, file_reads
 from zsim.analysis.checkpoints.files.formats import (
@@ -104,6 +105,8 @@ def checkpoint(scenario: Scenario, *, to_ranks: int | None = None) -> Checkpoint
 
 def _on(scenario: Scenario, num_ranks: int) -> Scenario:
     """The scenario on `num_ranks` of its cluster's devices, which shard one copy."""
+    if num_ranks > 1 and STRATEGIES[scenario.strategy].on_several_ranks:
+        scenario = moved(scenario, STRATEGIES[scenario.strategy].on_several_ranks)
     strategy = STRATEGIES[scenario.strategy]
     per_node = scenario.cluster.devices_per_node
     nodes = num_ranks if scenario.cluster.kind == "cpu" else -(-num_ranks // per_node)
@@ -112,7 +115,7 @@ def _on(scenario: Scenario, num_ranks: int) -> Scenario:
         num_nodes=1 if scenario.cluster.kind == "cpu" else nodes,
         devices_per_node=num_ranks if scenario.cluster.kind == "cpu" else per_node,
     )
-    sizes = dict.fromkeys(strategy.axes, 1) | {strategy.axes[-1]: num_ranks}
+    sizes = dict.fromkeys(strategy.axes, 1) | dict.fromkeys(strategy.axes[-1:], num_ranks)
     mesh = type(scenario.mesh)(**sizes)
     return derived(scenario, cluster=cluster, mesh=mesh)
 

@@ -165,7 +165,7 @@ def state_of(scenario: Scenario) -> TrainingState:
             scenario, shards_parameters=strategy.formula.stage == "zero3",
             shards_states=shards_states, shards_counters=bool(buffers),
         ),
-        num_shards=scenario.mesh.size(strategy.axes[-1]) if shards_states else 1,
+        num_shards=scenario.mesh.size(strategy.shard_axis) if shards_states else 1,
         num_replicas=scenario.mesh.dp_replicate,
     )
 

@@ -28,7 +28,7 @@ def write(scenario: Scenario) -> Exported:
     nodes = -(-scenario.world_size // scenario.cluster.devices_per_node)
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "FSDP" if shards else "MULTI_GPU",
+        "distributed_type": "FSDP" if shards else "MULTI_GPU" if scenario.world_size > 1 else "NO",
         "mixed_precision": _precision(scenario, keys),
         "num_machines": nodes, "machine_rank": 0, "num_processes": scenario.world_size,
         "main_training_function": "main",
@@ -113,6 +113,6 @@ def yaml_text(table: dict[str, Any], indent: str = "") -> str:
             lines.append(f"{indent}{key}:\n{yaml_text(value, indent + '  ')}")
         else:
             plain = str(value).lower() if isinstance(value, bool) else str(value)
-            quoted = f"'{plain}'" if value == "no" else plain
+            quoted = f"'{plain}'" if plain.lower() == "no" else plain
             lines.append(f"{indent}{key}: {quoted}\n")
     return "".join(lines)

@@ -44,7 +44,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     elif kind == "DEEPSPEED":
         _deepspeed(zero, draft, precision)
     elif kind in REPLICATED:
-        draft.put("strategy.name", "ddp")
+        draft.put("strategy.name", draft.replicated)  # Accelerator.prepare_model asks for several
         replicated_precision(draft, precision)
     else:
         draft.notes.problem("distributed_type", "expected NO, MULTI_GPU, MULTI_CPU, FSDP or "

@@ -131,7 +131,7 @@ def _parallelism(table: ConfigKeys, draft: Draft) -> bool:
         if draft.ends_can_be_apart:
             draft.put("wrapping.ends", "apart")
     else:
-        draft.put("strategy.name", "ddp")
+        draft.put("strategy.name", draft.replicated)
     if replicas > 1:
         draft.put("strategy.dp_replicate", replicas)
     return sharded

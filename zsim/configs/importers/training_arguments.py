@@ -1,7 +1,8 @@
 """transformers' TrainingArguments (JSON or YAML, as scripts of trl and others take them).
 
-`fsdp` and `fsdp_config` choose FSDP, `deepspeed` names a ds_config, neither is DDP. Source:
-transformers 5.24, training_args.py.
+`fsdp` and `fsdp_config` choose FSDP, `deepspeed` names a ds_config. Neither is DDP, or on one
+process a plain module. Source: transformers 5.24, training_args.py; accelerate 1.15,
+accelerator.py (multi_device).
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
                                                              else 2) or 2
     table = zero if isinstance(zero, dict) else accelerate.named(str(zero), draft) if zero else {}
     _optimizer(config, draft, own="optimizer" not in table, deepspeed=bool(zero))
+    draft.processes(config.whole("num_processes"), key="num_processes")
     if zero:
         filled = _filled(table, {
             "train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": accumulation,
@@ -88,10 +90,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
             draft.put("strategy.dp_shard", config.whole("dp_shard_size"))
             accelerate.sharded_precision(draft, precision)
         else:
-            draft.put("strategy.name", "ddp")
-            draft.put("strategy.bucket_cap_mb", config.number("ddp_bucket_cap_mb"))
-            draft.put("strategy.find_unused_parameters",
-                      config.flag("ddp_find_unused_parameters"))
+            _replicated(config, draft)
             accelerate.replicated_precision(draft, precision)
         if loaded and not ((plugin or options) and precision != "no"):
             draft.tables["precision"] = {"parameters": loaded, "reduce": loaded, "master": False}
@@ -102,6 +101,16 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     training_scripts.read(config, draft)
     config.ignore("changes no byte and no time of a step", *NO_STEP, *training_scripts.NO_STEP)
     config.close()
+
+
+def _replicated(config: ConfigKeys, draft: Draft) -> None:
+    """Put DDP and its options, which a plain module on one process does not read."""
+    draft.put("strategy.name", draft.replicated)
+    if draft.world == 1:
+        config.ignore("one process has no DDP", "ddp_bucket_cap_mb", "ddp_find_unused_parameters")
+        return
+    draft.put("strategy.bucket_cap_mb", config.number("ddp_bucket_cap_mb"))
+    draft.put("strategy.find_unused_parameters", config.flag("ddp_find_unused_parameters"))
 
 
 def _precision(config: ConfigKeys, draft: Draft, *, axolotl: bool) -> tuple[str, str | None]:
@@ -212,7 +221,6 @@ def _rest(config: ConfigKeys, draft: Draft) -> None:
         draft.put("execution.float32_products", "tf32")
     lengths = [config.whole(key) for key in LENGTHS if key in config]
     draft.put("batch.sequence_length", next(iter(lengths), None))
-    draft.processes(config.whole("num_processes"), key="num_processes")
 
 
 def is_config(config: dict[str, Any]) -> bool:

@@ -38,7 +38,7 @@ def problems(
             return
         if offload.adam != ON_DEVICE.adam:
             yield from _beside("cpu", ["adam"])
-    if offload.parameters and mesh.size(STRATEGIES[strategy].axes[-1]) == 1:
+    if offload.parameters and mesh.size(STRATEGIES[strategy].shard_axis) == 1:
         yield "offload.parameters: expected ranks to shard over, found one"
     if offload.optimizer and not precision.master and precision.parameters != "float32":
         yield (

@@ -68,10 +68,9 @@ def strategy_table(name: str) -> type[BaseModel]:
         for axis in strategy.axes
     }
     own |= _fields(strategy.options)
-    own |= {
-        "name": (Literal[name], Field(description="The strategy.")),
-        "sync": (Literal[strategy.syncs], Field(strategy.syncs[0], description=SYNC)),
-    }
+    own["name"] = (Literal[name], Field(description="The strategy."))
+    if strategy.syncs:
+        own["sync"] = (Literal[strategy.syncs], Field(strategy.syncs[0], description=SYNC))
     return create_model(f"strategy {name}", __base__=Table, **own)
 
 

@@ -126,7 +126,8 @@ def _table(
 ) -> Iterator[str]:
     required = (kind or {}).get("required", ())
     lines = [f"## {title}\n", *([fill(meaning, 100) + "\n"] if meaning else [])]
-    lines += ["| key | values | default | meaning |", "|---|---|---|---|"]
+    header = ["| key | values | default | meaning |", "|---|---|---|---|"]
+    lines += header if entries else ["No keys."]
     for key, entry in entries.items():
         default = "required" if key in required else _toml(entry.get("default"))
         about = entry.get("description", "")

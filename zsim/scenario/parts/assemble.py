@@ -73,7 +73,7 @@ def assemble(
     attempt = partial(_attempt, problems)
     parts = Parts(
         strategy=None if strategy is None else strategy.name,
-        sync="every" if strategy is None else strategy.sync,
+        sync=getattr(strategy, "sync", "every"),
         batch=attempt(partial(_same_fields, Batch), tables["batch"]),
         precision=attempt(_precision, tables["precision"]),
         optimizer=attempt(partial(_same_fields, Optimizer), tables["optimizer"]),
@@ -165,6 +165,8 @@ def _mesh(strategy: Any, cluster: ClusterSpec) -> Mesh:
     kind = STRATEGIES[strategy.name]
     axes = kind.axes
     sizes = {axis: getattr(strategy, axis) for axis in axes}
+    if not axes:  # a strategy of one rank refuses others in its own words
+        return Mesh(dp_replicate=cluster.num_ranks)
     if kind.over_all_ranks == strategy.name and not any(sizes.values()):
         sizes["dp_replicate"] = 1
     open_axes = [axis for axis, size in sizes.items() if size is None]
