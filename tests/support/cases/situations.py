@@ -22,7 +22,7 @@ from zsim.testing.laws import check_laws
 from zsim.testing.laws.variants import program_of, runs_once
 from zsim.testing.strategies import scenario_tables
 from zsim.testing.strategies.scenarios import RANKS
-from zsim.testing.strategies.tables import STRATEGIES, Tables
+from zsim.testing.strategies.tables import PLAIN, STRATEGIES, Tables
 
 SCALES = (1, 128, 512, 2048)
 """Factors of the hidden size of 8: time and memory grow, and the number of ops does not."""
@@ -230,7 +230,9 @@ STOPPING = {
 """The kind of each fault at an op that is no failure."""
 
 
-PAIRS = [(strategy, fault) for strategy in STRATEGIES for fault in FAULTS]
+SEVERAL = tuple(name for name in STRATEGIES if name not in PLAIN)
+"""Strategies of several ranks, which await one another."""
+PAIRS = [(strategy, fault) for strategy in SEVERAL for fault in FAULTS]
 """Strategies and faults, of which a sweep draws as many scenarios each."""
 
 

@@ -81,7 +81,7 @@ def law(
     ...             if record.op == "all_reduce":
     ...                 yield f"rank {rank.rank}: an all_reduce of {record.nbytes:,} B"
     >>> check_laws(zsim.simulate(zsim.load("scenarios/parity/fsdp2-mlp-4.toml")))
-    31
+    32
     >>> check_laws(zsim.simulate(zsim.load("scenarios/parity/ddp-mlp-2.toml")))
     Traceback (most recent call last):
     zsim.ir.laws.run_laws.LawError: ddp-mlp-2: expected a run that obeys the laws of \

@@ -37,6 +37,7 @@ from zsim.testing.strategies.scenarios import scenario_tables
 SAVED = 'activations = "saved_tensors"'
 INPUTS = 'activations = "checkpoint_inputs"'
 MESHES = {"hsdp": ", dp_replicate = 2, dp_shard = 4"}
+ALONE = {"single": ", ranks = 1"}
 
 
 def scenario(
@@ -49,7 +50,7 @@ model.preset = "{model}"
 batch.micro_batch = {micro_batch}
 batch.sequence_length = {tokens}
 batch.accumulation = {accumulation}
-cluster = {{ {cluster} }}
+cluster = {{ {cluster}{ALONE.get(strategy, "")} }}
 strategy = {{ name = "{strategy}"{MESHES.get(strategy, "")} }}
 precision = {{ parameters = "bf16", reduce = "fp32" }}
 optimizer = {{ implementation = "fused" }}
