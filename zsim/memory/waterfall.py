@@ -131,13 +131,11 @@ def _states_reason(scenario: Scenario) -> str:
         return "in host memory instead (CPUOffloadPolicy)"
     if scenario.offload.optimizer:
         return "the optimizer's states are in host memory, and gradients once they are reduced"
-    reason = (
-        "padding, uneven shards, step counters; gradients that are not there at the peak count "
-        "less"
-    )
+    strategy = STRATEGIES[scenario.strategy]
+    cut = "" if strategy.formula.stage == "ddp" else "padding, uneven shards, "
+    reason = f"{cut}step counters; gradients that are not there at the peak count less"
     if scenario.offload.parameters:
         reason = f"shards of parameters are in host memory; {reason}"
-    strategy = STRATEGIES[scenario.strategy]
     if (
         scenario.model.left_out
         and strategy.formula.stage == "ddp"

@@ -111,7 +111,8 @@ def facts(side: ReportSide) -> Rows:
         band = side.band_ns
         between = f" ({format_time(band[0])} to {format_time(band[1])})" if band else ""
         rows += [["step time", format_time(time) + between]]
-    if spans := [rank for rank in record.ranks if rank.spans]:
+    spans = [rank for rank in record.ranks if rank.spans]
+    if spans and record.world_size > 1:
         exposed = max(map(metrics.exposed_ns, spans))
         rows += [["exposed communication", format_time(exposed)]]
     if step is not None and step.run.mfu is not None:

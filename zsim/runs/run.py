@@ -280,7 +280,8 @@ class Run:
         exposed = self.exposed_communication
         rows: list[tuple[str, object]] = [
             ("memory", self.device_memory), ("allocated at the peak", self.peak_memory),
-            ("step time", self.step_time), ("exposed communication", exposed),
+            ("step time", self.step_time),
+            ("exposed communication", exposed if self.world_size > 1 else None),
             ("MFU", None if self.mfu is None else f"{100 * self.mfu:.1f} %"),
             *((kind, f"{each.count} of {format_bytes(each.bytes)} in all")
               for kind, each in self.figures.collectives.items()),

@@ -203,6 +203,13 @@ def test_ddp_trains_a_module_that_breaks_the_rules_of_units(strategy: str, tmp_p
         zsim.validate(sharded, against="fake", module=f"{OWN}towers")
 
 
+@pytest.mark.parametrize("module", [*MODULES, "towers", "scaled"])
+def test_any_module_is_trained_on_one_rank_without_a_wrapper(module: str, tmp_path: Path) -> None:
+    cluster = '{ preset = "cpu-gloo", ranks = 1 }'
+    case = zsim.load(scenario(tmp_path, '"single"', cluster=cluster))
+    assert zsim.validate(case, against="fake", module=OWN + module).ok
+
+
 @pytest.mark.gloo
 def test_numerics_of_a_module_that_draws_random_numbers_are_not_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

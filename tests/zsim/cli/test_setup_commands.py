@@ -62,6 +62,31 @@ def test_new_asks_each_question_until_its_answer_does_and_takes_enter_for_the_de
     assert load(out).world_size == 4
 
 
+@pytest.mark.parametrize(("cluster", "size", "precision"), [
+    ("pcie-box", "1 GPU", {"autocast": "bf16"}), ("cpu-gloo", "1", None),
+])
+def test_new_proposes_a_plain_module_for_one_rank(
+    tmp_path, monkeypatch, capsys, cluster, size, precision
+):
+    answers = iter(["gpt-tiny\n", f"{cluster}\n", f"{size}\n", "32\n", "\n"])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdin.readline", lambda: next(answers), raising=False)
+    out = tmp_path / "mine.toml"
+    assert main(["new", "-o", str(out)]) == 0
+    assert "zero_redundancy" in (told := capsys.readouterr().err)
+    assert told.split("? It is ")[1].partition("\n")[0].partition("] ")[0].endswith("[single")
+    tables = load(out).tables
+    assert (tables["strategy"], tables.get("precision")) == ({"name": "single"}, precision)
+    assert tables["cluster"] == {"preset": cluster, "ranks": 1}
+
+
+def test_ranks_asked_of_new_are_some_gpus_of_a_node(tmp_path):
+    out = str(tmp_path / "mine.toml")
+    asked = ["new", "--model", "gpt-2-124m", "--cluster", "dgx-a100", "--sequence-length", "64"]
+    assert main([*asked, "--ranks", "2", "--strategy", "ddp", "-o", out]) == 0
+    assert load(out).world_size == 2
+
+
 def test_new_without_a_terminal_names_the_options(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     assert main(["new", "-o", str(tmp_path / "x.toml"), "--model", "gpt-tiny"]) == 2
@@ -78,7 +103,7 @@ def test_a_folder_that_is_made_for_a_result_is_told_before_the_work(tmp_path, ca
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    (["--strategy", "fsdp9"], "zsim new: strategy.name: expected ddp, zero1"),
+    (["--strategy", "fsdp9"], "zsim new: strategy.name: expected single, ddp, zero1"),
     (["--strategy", "ddp", "--model", "gpt-tyni"], "did you mean gpt-tiny?"),
     (["--strategy", "ddp", "--ranks", "many"], "cluster.ranks: expected a whole number"),
 ])

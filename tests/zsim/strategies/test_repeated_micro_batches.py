@@ -20,15 +20,17 @@ CASES: dict[str, dict[str, Any]] = {
     "ddp": {},
     "ddp, views": {"gradient_as_bucket_view": True},
     "ddp, unused": {"find_unused_parameters": True},
-    "zero_redundancy": {},
+    "zero_redundancy": {}, "single": {},
 }
 
 
 def scenario(case: str, sync: str) -> zsim.Scenario:
+    alone = case == "single"
     return zsim.Scenario(
-        model={"preset": "gpt-tiny"}, cluster={"preset": "dgx-h100", "ranks": 4},
+        model={"preset": "gpt-tiny"}, cluster={"preset": "dgx-h100", "ranks": 1 if alone else 4},
         batch={"micro_batch": 1, "accumulation": 5},
-        strategy={"name": case.partition(",")[0], "sync": sync} | CASES[case],
+        strategy={"name": case.partition(",")[0], **({} if alone else {"sync": sync})}
+        | CASES[case],
     )
 
 

@@ -207,12 +207,12 @@ def name(op: Op) -> str:
     return f"{op.kind} {op.unit}"
 
 
-def why_lines(why: Why) -> Iterator[str]:
-    """Exposed communication by reason and by collective, and the critical path."""
-    yield (
-        f"exposed communication {format_time(why.exposed_ns)}, "
-        f"{percent(why.exposed_ns / max(1, why.step_ns))}"
-    )
+def why_lines(why: Why, *, alone: bool = False) -> Iterator[str]:
+    """Exposed communication by reason and by collective, unless the rank is `alone`, and the
+    critical path."""
+    if not alone:
+        share = percent(why.exposed_ns / max(1, why.step_ns))
+        yield f"exposed communication {format_time(why.exposed_ns)}, {share}"
     for reason, ns in why.by_reason.items():
         yield f"  {format_time(ns):>10}  {WORDS[reason]}"
     if why.at_ends_ns:

@@ -88,7 +88,8 @@ def _figure_rows(run: Run, *, exact: bool) -> Iterator[tuple[str, str]]:
             f"rank {late.rank}, last at {late.last_at} of {counted(late.collectives, 'collective')}"
             f", for {format_time(late.held_up_ns)}"
         )
-    if figures.exposed_communication_ns is not None:
+    alone = run.world_size == 1 and not figures.collectives
+    if figures.exposed_communication_ns is not None and not alone:
         recorded = max((rank.recorded_step_ns or 0 for rank in run.record.ranks), default=0)
         step = f"recorded step of {format_time(recorded)}" if recorded else "step"
         share = (
@@ -111,7 +112,7 @@ def _figure_rows(run: Run, *, exact: bool) -> Iterator[tuple[str, str]]:
         yield "tokens/s per rank", f"{figures.tokens_per_second_per_gpu:,.0f}"
     for kind, traffic in figures.collectives.items():
         yield kind.replace("_", "-"), f"{traffic.count} of {sized(traffic.bytes)} in all"
-    if figures.bytes_sent_per_rank is not None:
+    if figures.bytes_sent_per_rank is not None and not alone:
         yield "sent per rank", sized(figures.bytes_sent_per_rank)
     peak = figures.peak_memory_bytes
     room = "" if run.device_memory is not None else _room(figures)

@@ -119,7 +119,7 @@ def show(planned: Planned) -> None:
         hosted_ns=hosted_ns(
             ops, case.costs, case.timeline.ranks[case.timeline.representatives[reasons.rank]]
         ),
-        host_bound=host_bound(ops, case.costs),
+        host_bound=host_bound(ops, case.costs), alone=planned.scenario.world_size == 1,
     ):
         terminal.say_table(line)
 
@@ -149,10 +149,10 @@ def hosted_ns(ops: Sequence[Op], costs: Costs, times: Times) -> int:
 
 def lines(
     reasons: Why, helps: Hiding, *, step: Whole, synchronous: bool = False, hosted_ns: int = 0,
-    host_bound: str = "",
+    host_bound: str = "", alone: bool = False,
 ) -> Iterator[str]:
     """Lines of the report; `hosted_ns`: nanoseconds of kernels on the host, whose bound is
-    `host_bound`."""
+    `host_bound`. A rank `alone` communicates with none."""
     waits = reasons.host_bound_ns
     host = f"waits {format_time(waits)} for the host" if waits else "never waits for the host"
     took = run_report.step_words(step.step_ns, step.band_ns, step.calibration)
@@ -179,11 +179,11 @@ def lines(
             "  bound by the host: fewer and larger kernels (a larger micro-batch, "
             "execution.compile) help, faster devices do not"
         )
-    yield from why_lines(reasons)
-    yield from _proposals(helps, reasons)
+    yield from why_lines(reasons, alone=alone)
+    yield from _proposals(helps, reasons, alone=alone)
 
 
-def _proposals(helps: Hiding, reasons: Why) -> Iterator[str]:
+def _proposals(helps: Hiding, reasons: Why, *, alone: bool) -> Iterator[str]:
     """Lines on changes that would hide communication, and on those that gain nothing.
 
     Where only the ends of the step are exposed: changes that would shorten them. Where nothing is:
@@ -191,7 +191,9 @@ def _proposals(helps: Hiding, reasons: Why) -> Iterator[str]:
     """
     now, tokens = helps.now, f"(now {_tokens_per_s(helps.now)})"
     if now.hides_all:
-        hidden = f"communication is hidden: less than {100 * HIDDEN:.0f} % of the step is exposed"
+        hidden = "one rank has no communication to hide" if alone else (
+            f"communication is hidden: less than {100 * HIDDEN:.0f} % of the step is exposed"
+        )
         if 2 * sum(reasons.off_device.values()) > reasons.step_ns:
             resource, ns = next(iter(reasons.off_device.items()))
             share = percent(ns / reasons.step_ns)

@@ -16,7 +16,7 @@ from zsim.errors import ScenarioError, ZsimError, key_of, listed
 from zsim.io import files
 from zsim.models.training_options import DTYPE_NAMES
 from zsim.scenario.scenario import Scenario
-from zsim.strategies import STRATEGIES
+from zsim.strategies import ALONE, STRATEGIES
 
 if TYPE_CHECKING:
     from zsim.autograd.traced.model import TracedModel
@@ -25,11 +25,11 @@ QUESTIONS = {
     "model": ("Model? A preset of `zsim list models`, a config.json, or a traced model",
               "llama-3-8b"),
     "cluster": ("Cluster? A preset of `zsim list clusters`, or a file", "dgx-h100"),
-    "size": ("Nodes, or ranks of a CPU host?", "1"),
+    "size": ("Nodes, ranks of a CPU host, or as 1 GPU?", "1"),
     "sequence_length": ("Tokens of a sequence?", "4096"),
     "strategy": (f"Strategy? It is {listed(STRATEGIES)}", "fsdp2"),
 }
-"""Each question, and the answer that Enter gives."""
+"""Each question, and the answer that Enter gives; on one rank that is another strategy."""
 KEYS = {
     "model": ("model",), "cluster": ("cluster.preset", "cluster.file", "--cluster"),
     "size": ("cluster.nodes", "cluster.ranks"),
@@ -78,6 +78,8 @@ def _answers(options: argparse.Namespace, *, folder: Path) -> dict[str, str]:
     answers |= {name: str(value) for name, value in values.items() if value is not None}
     for name in missing:
         question, default = _question(name, answers["model"])
+        if name == "strategy" and _draft(answers, options, folder=folder).world == 1:
+            default = answers[name] = ALONE
         while name != "sequence_length" or _only_length(answers["model"]) is None:
             line = _asked(question, default)
             answers[name] = line.strip() or default
@@ -151,34 +153,50 @@ def _scenario(
         ),
         "strategy.name": answers["strategy"],
     } | settings(options)
-    table.pop("cluster.ranks", None)
-    table.pop("cluster.nodes", None)
-    notes = Notes(where="zsim new")
-    draft = Draft(notes, Answers(
-        model=answers["model"], cluster=answers["cluster"], settings=table, folder=folder,
-    ))
-    cluster = draft.cluster
-    on_gpus = cluster is not None and cluster.kind != "cpu"
-    draft.put(f"cluster.{'nodes' if on_gpus else 'ranks'}", _whole(answers["size"]))
+    for key in KEYS["size"]:
+        table.pop(key, None)
+    draft, strategy = _draft(answers, options, folder=folder, table=table), answers["strategy"]
+    on_gpus, known = _on_gpus(draft), STRATEGIES.get(strategy)
     if on_gpus:
-        draft.put("precision", _precision(answers["model"]))
+        draft.put("precision", _precision(answers["model"], alone=strategy == ALONE))
     axes = {"strategy.dp_replicate", "strategy.dp_shard"}
-    strategy = STRATEGIES.get(answers["strategy"])
-    if strategy is not None and strategy.asks_replicas and axes.isdisjoint(table):
-        nodes = _whole(answers["size"]) if on_gpus else 1
+    if known is not None and known.asks_replicas and axes.isdisjoint(table):
+        nodes = draft.get("cluster.nodes")
         draft.put("strategy.dp_replicate", nodes if isinstance(nodes, int) and nodes > 1 else 2)
     draft.put("optimizer", {"name": "adamw", "implementation": "fused" if on_gpus else "foreach"})
     draft.put("batch.accumulation", table.get("batch.accumulation", 1))
     return draft.finish(name="new", as_scenario="")
 
 
-def _precision(model: str) -> dict[str, Any]:
-    """Dtypes on GPUs: bf16 with gradients reduced in fp32, or those of a trace."""
+def _draft(
+    answers: dict[str, str], options: argparse.Namespace, *, folder: Path,
+    table: dict[str, Any] | None = None,
+) -> Draft:
+    """The model, the cluster and its size, with other keys of `table`. GPUs are counted in nodes,
+    but for some of one node: "1 GPU", or --ranks."""
+    draft = Draft(Notes(where="zsim new"), Answers(
+        model=answers["model"], cluster=answers["cluster"], settings=table or {}, folder=folder,
+    ))
+    number, _, unit = answers["size"].partition(" ")
+    some = unit in ("GPU", "GPUs")
+    in_ranks = some or not _on_gpus(draft) or (options.nodes is None and options.ranks is not None)
+    size = _whole(number if some else answers["size"])
+    draft.put("cluster.ranks" if in_ranks else "cluster.nodes", size)
+    return draft
+
+
+def _on_gpus(draft: Draft) -> bool:
+    return draft.cluster is not None and draft.cluster.kind != "cpu"
+
+
+def _precision(model: str, *, alone: bool) -> dict[str, Any]:
+    """Dtypes on GPUs: bf16 with gradients reduced in fp32, that of autocast around a module
+    `alone`, or those of a trace."""
     for traced in _traced(model)[:1]:
         if traced.autocast != "none":
             return {"autocast": DTYPE_NAMES[traced.autocast]}
         return {"parameters": DTYPE_NAMES[traced.dtype], "reduce": "fp32"}
-    return {"parameters": "bf16", "reduce": "fp32"}
+    return {"autocast": "bf16"} if alone else {"parameters": "bf16", "reduce": "fp32"}
 
 
 def _whole(text: str) -> int | str:
