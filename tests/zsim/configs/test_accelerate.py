@@ -73,6 +73,28 @@ def test_a_bare_no_of_yaml_is_no(tmp_path):
     assert result.scenario.precision.autocast == "none"
 
 
+@pytest.mark.parametrize("kind", ["'NO'", "MULTI_GPU"])
+def test_one_process_is_a_plain_module_whatever_the_type_is(tmp_path, kind):
+    """Accelerator.prepare_model wraps in DDP where there are several processes."""
+    text = YAML.format(kind=kind, precision="bf16").replace("processes: 4", "processes: 1")
+    table, result = strategy(tmp_path, text)
+    assert table == {"name": "single"}
+    assert result.scenario.tables["precision"] == {"autocast": "bf16"}
+    assert result.scenario.tables["cluster"] == {"preset": "cpu-gloo", "ranks": 1}
+
+
+@pytest.mark.parametrize(("ranks", "name", "ignored"), [(1, "single", True), (4, "ddp", False)])
+def test_training_arguments_without_fsdp_are_ddp_or_on_one_process_a_plain_module(
+    tmp_path, ranks, name, ignored
+):
+    arguments = {"per_device_train_batch_size": 2, "bf16": True, "ddp_bucket_cap_mb": 50}
+    result = imported(
+        tmp_path, arguments, batch__micro_batch=None, cluster__ranks=ranks
+    )
+    assert result.scenario.strategy == name
+    assert ("ddp_bucket_cap_mb" in result.ignored) is ignored
+
+
 def test_several_gpus_are_ddp_under_autocast(tmp_path):
     table, result = strategy(tmp_path, YAML.format(kind="MULTI_GPU", precision="bf16"))
     assert table == {"name": "ddp"}

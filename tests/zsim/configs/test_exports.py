@@ -65,9 +65,10 @@ def of_deepspeed(draw: st.DrawFn) -> Scenario:
 @st.composite
 def of_accelerate(draw: st.DrawFn) -> Scenario:
     """A scenario that accelerate's YAML can say: neither its optimizer nor its batch."""
-    name = draw(st.sampled_from(["ddp", "fsdp1", "fsdp2", "hsdp"]))
+    name = draw(st.sampled_from(["single", "ddp", "fsdp1", "fsdp2", "hsdp"]))
+    whole = name in ("single", "ddp")
     options = {
-        "ddp": {},
+        "single": {}, "ddp": {},
         "fsdp1": {
             "sharding": st.sampled_from(["full", "grad_op"]),
             "backward_prefetch": st.sampled_from(["pre", "post", "none"]),
@@ -80,12 +81,13 @@ def of_accelerate(draw: st.DrawFn) -> Scenario:
         },
     }[name]
     dtype = draw(DTYPES)
-    precision = {"autocast": "bf16" if dtype == "bf16" else "none"} if name == "ddp" else {
+    precision = {"autocast": "bf16" if dtype == "bf16" else "none"} if whole else {
         "parameters": dtype, "reduce": dtype
     }
-    checkpoints = {"mode": draw(st.sampled_from(["none", "full"]))} if name != "ddp" else {}
+    checkpoints = {"mode": draw(st.sampled_from(["none", "full"]))} if not whole else {}
+    ranks = 1 if name == "single" else 4
     return Scenario(
-        model=MODEL, cluster={"preset": "cpu-gloo", "ranks": 4}, precision=precision,
+        model=MODEL, cluster={"preset": "cpu-gloo", "ranks": ranks}, precision=precision,
         batch={"micro_batch": 2, "sequence_length": 32}, activation_checkpointing=checkpoints,
         strategy={"name": name, **draw(st.fixed_dictionaries(options))},
         wrapping={"ends": "apart"} if name in ("fsdp2", "hsdp") else {},
@@ -95,24 +97,26 @@ def of_accelerate(draw: st.DrawFn) -> Scenario:
 @st.composite
 def of_torchtitan(draw: st.DrawFn) -> Scenario:
     """A scenario that torchtitan's TOML can say."""
-    name = draw(st.sampled_from(["ddp", "fsdp2", "hsdp"]))
-    mesh = {"ddp": {"dp_replicate": 8}, "fsdp2": {"dp_shard": 8},
+    name = draw(st.sampled_from(["single", "ddp", "fsdp2", "hsdp"]))
+    whole = name in ("single", "ddp")
+    mesh = {"single": {}, "ddp": {"dp_replicate": 8}, "fsdp2": {"dp_shard": 8},
             "hsdp": {"dp_replicate": 2, "dp_shard": 4}}[name]
     reshards = st.sampled_from(["auto", True, False])
-    sharded = {"reshard_after_forward": draw(reshards)} if name != "ddp" else {}
+    sharded = {"reshard_after_forward": draw(reshards)} if not whole else {}
     checkpointing = draw(st.sampled_from([
         {"mode": "none"}, {"mode": "full"}, {"mode": "full", "every": 2},
         {"mode": "selective", "save": ["linear", "attention"], "save_every": 2},
     ]))
-    precision = {"autocast": "bf16"} if name == "ddp" else {
+    precision = {"autocast": "bf16"} if whole else {
         "parameters": draw(DTYPES), "reduce": draw(DTYPES)
     }
+    size = {"ranks": 1} if name == "single" else {"nodes": 1}
     return Scenario(
         model={"preset": "llama-3-8b", "loss_dtype": "float32"}, precision=precision,
-        cluster={"preset": "dgx-h100", "nodes": 1}, batch=draw(BATCHES),
+        cluster={"preset": "dgx-h100", **size}, batch=draw(BATCHES),
         strategy={"name": name, **mesh, **sharded}, optimizer=draw(OPTIMIZERS),
         activation_checkpointing=checkpointing,
-        wrapping={} if name == "ddp" else {"ends": "apart"},
+        wrapping={} if whole else {"ends": "apart"},
         execution={"compile": draw(st.booleans())},
     )
 
