@@ -211,6 +211,21 @@ def test_the_owner_of_each_state_has_no_rows_on_meshes_that_it_does_not_have() -
     assert meshes == {(16, 1)}
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp2", "hsdp"])
+def test_on_one_rank_the_change_of_strategy_is_a_plain_module(strategy: str) -> None:
+    mesh = ", dp_replicate = 1, dp_shard = 1" if strategy == "hsdp" else ""
+    case = scenario(f'name = "{strategy}"{mesh}', cluster='preset = "dgx-h100", ranks = 1')
+    others = [other.strategy for _, other in changes(case) if other.strategy != strategy]
+    assert others == ["single"]
+
+
+def test_a_plain_module_goes_to_the_host_by_fsdp2() -> None:
+    case = scenario('name = "single"', cluster='preset = "dgx-h100", ranks = 1')
+    (other,) = (other for _, other in changes(case) if other.strategy != "single")
+    assert (other.strategy, other.options.offload, other.world_size) == ("fsdp2", True, 1)
+    assert (other.model, other.precision) == (case.model, case.precision)
+
+
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_may_shard_over_a_node_or_over_all_and_more_is_sharded_in_the_same_groups(

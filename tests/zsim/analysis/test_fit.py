@@ -16,7 +16,7 @@ from zsim.io.system import parallel
 from zsim.ir.program import Program
 from zsim.models.training_options import Device
 from zsim.scenario import plan as plan_module
-from zsim.scenario.scenario import Scenario, load
+from zsim.scenario.scenario import Scenario, load, parse
 from zsim.strategies import STRATEGIES
 
 LLAMA = SCENARIOS / "overlap/fsdp2-llama-3-8b-8.toml"
@@ -77,3 +77,51 @@ def test_deepspeed_s_stages_stand_beside_those_of_the_ladder(stage: int) -> None
     ways = [candidate.name for candidate in fit(asked).candidates]
     assert f"deepspeed{stage}" in ways
     assert all("groups" not in way for way in ways if way.startswith("deepspeed"))
+
+
+ALONE = """
+model = { preset = "MODEL" }
+batch = { micro_batch = 2, sequence_length = 1024 }
+cluster = { preset = "pcie-box", device = "rtx-4090-24", ranks = 1 }
+strategy = { name = "NAME" }
+precision = { autocast = "bf16" }
+"""
+
+
+def alone(name: str = "single", *, model: str = "gpt-2-124m") -> Scenario:
+    text = ALONE.replace("NAME", name).replace("MODEL", model)
+    return parse(text.encode(), where="alone.toml")
+
+
+@pytest.mark.parametrize(("name", "beside"), [
+    ("single", []), ("ddp", ["ddp", "ddp, checkpointing"]),
+    ("zero_redundancy", ["zero_redundancy", "zero_redundancy, checkpointing"]),
+    ("deepspeed2", None), ("fsdp2", None),
+])
+def test_on_one_rank_a_plain_module_stands_beside_the_own_strategy_alone(
+    name: str, beside: list[str] | None
+) -> None:
+    """Nothing is sharded there, and the plain module is the fastest."""
+    case = alone(name) if name != "deepspeed2" else alone("single").with_(
+        strategy={"name": name}, precision={"autocast": "none", "parameters": "bf16"}
+    )
+    fitted = fit(case)
+    ways = [candidate.name for candidate in fitted.candidates]
+    assert ways[:2] == ["single", "single, checkpointing"]
+    if beside is not None:
+        assert ways[2:] == beside
+    assert {each.scenario.strategy for each in fitted.candidates} == {"single", name}
+    assert str(fitted).startswith("alone: what fits 23.64 GiB\n")
+    assert fitted.recommended is not None
+
+
+def test_what_no_device_holds_is_offloaded_by_the_strategy_that_can() -> None:
+    fitted = fit(alone(model="llama-2-7b").with_(
+        batch={"micro_batch": 1}, precision={"autocast": "none", "parameters": "bf16"}
+    ))
+    held = [each.name for each in fitted.candidates if each.memory.verdict == "FITS"]
+    assert held
+    assert all("strategy fsdp2, offload = true" in name for name in held)
+    assert {each.name for each in fitted.candidates} - {*held} == {
+        "single", "single, checkpointing"
+    }

@@ -15,7 +15,7 @@ from zsim.analysis.planner.option import DAY_S, Option, dominates
 from zsim.analysis.planner.space import Space
 from zsim.io.notebook.data_frame import data_frame
 from zsim.io.notebook.html_table import html_table
-from zsim.io.units import format_bytes, format_time
+from zsim.io.units import counted, format_bytes, format_time
 from zsim.ir.run import SCHEMA_VERSION
 from zsim.runs.figures import metrics
 from zsim.scenario.scenario import Scenario
@@ -151,7 +151,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     other = f", where the scenario has {own:,}; --global-batch sets them"
     yield (
         f"{plan.scenario.name}: {request.goal} way to train {plan.scenario.model.name}, "
-        f"{space.global_batch:,} sequences a step"
+        f"{counted(space.global_batch, 'sequence')} a step"
         f"{'' if space.global_batch == own or space.is_fixed else other}"
     )
     yield "   tensor and pipeline parallelism (tp, pp) are not varied: no strategy has them yet"

@@ -32,7 +32,7 @@ def compare_order(pairs: tuple[PhasePair, ...], world_size: int) -> Check:
         status="failed" if first else "ok",
         predicted=predicted,
         measured=measured,
-        detail=first or _counted(measured, world_size) or f"exact    {measured} of {predicted}",
+        detail=first or _alone(measured, world_size) or f"exact    {measured} of {predicted}",
     )
 
 
@@ -50,14 +50,14 @@ def compare_bytes(pairs: tuple[PhasePair, ...], world_size: int) -> Check:
         predicted=left,
         measured=right,
         relative_error=relative(left, right),
-        detail=first or _counted(count, world_size)
+        detail=first or _alone(count, world_size)
         or f"exact    {count} of {count}, {right:,} B",
     )
 
 
-def _counted(seen: int, world_size: int) -> str:
+def _alone(measured: int, world_size: int) -> str:
     """Words for a rank alone that communicates with none; "" for others."""
-    return "" if seen or world_size > 1 else "exact    one rank, no collective"
+    return "" if measured or world_size > 1 else "exact    one rank, no collective"
 
 
 def compare_wire_bytes(predicted: RunRecord, measured: RunRecord) -> Iterator[Check]:

@@ -158,6 +158,21 @@ def test_sizes_that_do_not_divide_are_told() -> None:
     )
 
 
+def test_a_plain_module_is_planned_on_one_rank_and_on_several_what_trains_as_it_does() -> None:
+    alone = SMALL.with_(
+        model={"num_layers": 1}, cluster={"ranks": 1}, strategy={"name": "single"},
+        precision={"parameters": "fp32", "autocast": "bf16"},
+    )
+    plan = zsim.plan_for(alone, micro_batches=[1])
+    assert {option.scenario.strategy for option in plan.options} == {"single"}
+    assert "1 sequence a step" in str(plan)
+    sizes = space.space_of(alone, nodes=[1, 2], micro_batches=[1], global_batch=16)
+    strategies = {case.scenario.strategy for case in space.cases(alone, sizes)
+                  if isinstance(case, space.PlanCase) and case.gpus == 16}
+    assert {"ddp", "zero1", "fsdp2"} <= strategies
+    assert "single" not in strategies
+
+
 def test_sizes_none_of_which_divide_are_told_in_the_last_line() -> None:
     plan = zsim.plan_for(SMALL, micro_batches=[3], global_batch=32)
     assert plan.recommended is None
