@@ -1,7 +1,8 @@
 """The observer: trains with torch's own strategies and records their steps.
 
 A subject is a real fully_shard, FullyShardedDataParallel, DistributedDataParallel or
-ZeroRedundancyOptimizer. The recorder sees its collectives at the dispatcher, the meter its bytes.
+ZeroRedundancyOptimizer, or a plain module. The recorder sees its collectives at the dispatcher, the
+meter its bytes.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ LONGER = 1.1
 def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
     """Caveats of `scenario`, which runs all the same."""
     return tuple(map(Caveat, (
-        *_half_precision(scenario), *_single_precision(scenario), *_launches_alone(scenario),
+        *_half_precision(scenario), *_single_precision(scenario), *_own_copies(scenario),
+        *_launches_alone(scenario),
         *_compiled(scenario), *_compressed(scenario), *_reserved(scenario), *_one_unit(scenario),
         *_idle_links(scenario), *_torch_step(scenario), *_threads(scenario),
         *STRATEGIES[scenario.strategy].drive_caveats(
@@ -77,10 +78,26 @@ def _single_precision(scenario: Scenario) -> Iterator[str]:
         and device.bfloat16 > device.float32
     ):
         tf32 = ' or execution.float32_products = "tf32"' if device.tf32 else ""
+        key = "autocast" if _is_plain(scenario) else "parameters"
         yield (
             f"precision: products are in float32, without TF32; on {device.name} bf16 has "
-            f'{device.bfloat16 / device.float32:.0f} times the peak: precision.parameters = "bf16"'
+            f'{device.bfloat16 / device.float32:.0f} times the peak: precision.{key} = "bf16"'
             f"{tf32} takes tensor cores"
+        )
+
+
+def _is_plain(scenario: Scenario) -> bool:
+    return STRATEGIES[scenario.strategy].library == "torch"
+
+
+def _own_copies(scenario: Scenario) -> Iterator[str]:
+    """Master copies of a plain module, which no library makes."""
+    dtype = scenario.precision.parameters
+    if _is_plain(scenario) and dtype != "float32" and scenario.precision.master:
+        yield (
+            f"precision.master: torch alone has no float32 copies of {DTYPE_NAMES[dtype]} "
+            "parameters, your script makes and steps them; master = false is "
+            f"model.to(torch.{dtype})"
         )
 
 

@@ -40,6 +40,24 @@ def test_who_lets_adamw_step_fp16_is_warned(
                                "zero_redundancy") for line in warnings)
 
 
+@pytest.mark.parametrize(("strategy", "precision", "told"), [
+    ("single", {"parameters": "bf16"}, "precision.master: torch alone has no float32 copies of "),
+    ("single", {"parameters": "bf16", "master": False}, ""), ("single", {"autocast": "bf16"}, ""),
+    ("single", {}, 'peak: precision.autocast = "bf16" or '),
+    ("ddp", {}, 'peak: precision.parameters = "bf16" or '), ("ddp", {"parameters": "bf16"}, ""),
+])
+def test_who_trains_without_a_library_is_told_what_torch_alone_has_not(
+    strategy: str, precision: dict[str, object], told: str
+) -> None:
+    scenario = zsim.Scenario(
+        model={"preset": "gpt-tiny"}, batch={"micro_batch": 1}, strategy={"name": strategy},
+        cluster={"preset": "dgx-a100", "ranks": 1}, precision=precision,
+    )
+    lines = [line for line in cautions(scenario) if line.startswith("precision")]
+    assert len(lines) == bool(told)
+    assert all(told in line for line in lines)
+
+
 @pytest.mark.parametrize(("device", "precision", "execution", "warned"), [
     ("dgx-h100", {}, {}, True), ("dgx-h100", {"parameters": "bf16"}, {}, False),
     ("dgx-h100", {"parameters": "fp32", "autocast": "bf16"}, {}, False),

@@ -92,7 +92,8 @@ def space_of(
     elif sought:
         whole = lcm(whole, MOST_NODES * devices)
     elif all(type(size) is int and 1 <= size <= MAX_SIZES for size in nodes):
-        whole = lcm(whole, *(size * devices for size in nodes))
+        some = scenario.world_size if scenario.world_size < devices else devices
+        whole = lcm(whole, *(size * devices if size > 1 else some for size in nodes))
     lists = {"nodes": nodes, "micro_batches": micro_batches, "global_batch": (whole,)}
     for where, sizes in lists.items():
         if any(type(size) is not int or size < 1 for size in sizes):

@@ -25,7 +25,7 @@ OTHER_TOOLS = {
     "batch_size": "micro_batch", "seq_len": "sequence_length", "max_grad_norm": "clip_norm",
     "gradient_accumulation_steps": "accumulation", "fully_shard": "fsdp2",
     "FullyShardedDataParallel": "fsdp1", "DistributedDataParallel": "ddp",
-    "hybrid_shard": "hsdp", "HYBRID_SHARD": "hsdp", "NO_SHARD": "ddp",
+    "hybrid_shard": "hsdp", "HYBRID_SHARD": "hsdp", "NO_SHARD": "ddp", "none": "single",
 }
 """Keys and strategies of scenarios by the names that other tools have for them."""
 EXAMPLES = {

@@ -84,10 +84,11 @@ def _strategies() -> Iterator[Row]:
     from zsim.strategies import STRATEGIES
 
     for name in STRATEGIES:
-        yield name, ", ".join(
+        keys = [
             key if field.default is None else f"{key} = {shown(field.default)}"
             for key, field in strategy_table(name).model_fields.items() if key != "name"
-        )
+        ]
+        yield name, ", ".join(keys) or "no keys, for one rank alone"
 
 
 def _backends() -> Iterator[Row]:
