@@ -82,13 +82,15 @@ class TokensToLoss(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Apply `fn`, but keep the dtype of buffers, as transformers does for 2-byte models."""
-        before = dict(self.named_buffers())
-        super()._apply(fn, recurse)
-        for name, buffer in list(self.named_buffers()):
-            if buffer.dtype != before[name].dtype:
-                path, _, last = name.rpartition(".")
-                setattr(self.get_submodule(path), last, before[name].to(buffer.device))
-        return self
+        buffers = {id(buffer) for buffer in self.buffers()}
+
+        def kept(tensor: Tensor) -> Tensor:
+            if id(tensor) not in buffers:
+                return fn(tensor)
+            probe = fn(tensor.new_empty(0))  # a cast of the whole would count as construction's
+            return fn(tensor) if probe.dtype == tensor.dtype else tensor.to(probe.device)
+
+        return super()._apply(kept, recurse)
 
 
 def _enter_llama(model: TokensToLoss, tokens: Tensor) -> tuple[Tensor, _ForwardLocals]:

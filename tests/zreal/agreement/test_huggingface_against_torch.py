@@ -155,6 +155,14 @@ def test_what_torch_holds_and_sends_is_exact(
     assert differences(case, rank=1) == []
 
 
+@pytest.mark.parametrize(("config", "precision"), one_in(4, itertools.product(KINDS, PRECISIONS)))
+def test_so_is_what_a_plain_module_holds_while_it_is_cast_too(
+    config: str, precision: str, tmp_path: Path
+) -> None:
+    case = scenario(tmp_path, config, 'name = "single"', precision=precision, ranks=1)
+    assert differences(case, rank=0) == []
+
+
 @pytest.mark.parametrize(
     ("strategy", "config", "precision"),
     one_in(7, itertools.product(["zero3", "zero1"], KINDS, ["fp32", "bf16"])),
