@@ -335,6 +335,11 @@ def _strategy(draw: st.DrawFn, frame: Frame, *, offload: bool, wrapping: str = "
     )
 
 
+def _sync(draw: st.DrawFn, strategy: str, *others: str) -> str:
+    """When gradients are reduced, "every" or one of `others`; a plain module reduces none."""
+    return "" if strategy == "single" else f', sync = "{_choice(draw, "every", *others)}"'
+
+
 @st.composite
 def scenario_texts(
     draw: st.DrawFn, strategy: str, *, ranks: int, together: bool = False, recomputed: bool = False
@@ -344,7 +349,7 @@ def scenario_texts(
     parameters, reduce = ("fp32", "fp32") if frame.autocast else draw(st.sampled_from(PRECISIONS))
     # fully_shard looks for gradients of what never ran where some wait in another dtype
     never_ran = frame.unused and parameters != reduce and strategy != "fsdp1"
-    sync = "every" if never_ran or strategy == "single" else _choice(draw, "every", "last")
+    sync = _sync(draw, strategy, *(() if never_ran else ("last",)))
     offload = strategy in ("fsdp2", "hsdp") and draw(st.integers(0, 3)) == 3
     clip = "" if offload and not together else _choice(draw, "", "", ", clip_norm = 1.0")
     autocast = f', autocast = "{_choice(draw, "bf16", "fp16")}"' if frame.autocast else ""
@@ -356,8 +361,7 @@ def scenario_texts(
         + wrapping
         + f'cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}\n'
         + f'strategy = {{ name = '
-          f'"{strategy}"{_strategy(draw, frame, offload=offload, wrapping=wrapping)}, sync = '
-          f'"{sync}" }}\n'
+          f'"{strategy}"{_strategy(draw, frame, offload=offload, wrapping=wrapping)}{sync} }}\n'
         + f'precision = {{ parameters = "{parameters}", reduce = "{reduce}"{autocast} }}\n'
         + f"optimizer = {{ {_choice(draw, *OPTIMIZERS)}{clip} }}\n"
     )
@@ -384,8 +388,8 @@ def traced_texts(draw: st.DrawFn, strategy: str, *, ranks: int) -> str:
         f"batch = {{ micro_batch = {micro_batch}, sequence_length = {length}, accumulation = "
         f"{frame.accumulation} }}\n"
         f'cluster = {{ preset = "cpu-gloo", ranks = {ranks} }}\n'
-        f'strategy = {{ name = "{strategy}"{_strategy(draw, frame, offload=offload)}, sync = '
-        f'"{_choice(draw, "every", *["last"] * (strategy != "single"))}" }}\n'
+        f'strategy = {{ name = "{strategy}"{_strategy(draw, frame, offload=offload)}'
+        f'{_sync(draw, strategy, "last")} }}\n'
         f'precision = {{ parameters = "{parameters}", reduce = "{reduce}" }}\n'
         f"optimizer = {{ {_choice(draw, *OPTIMIZERS)} }}\n"
     )
