@@ -336,7 +336,7 @@ def _strategy(draw: st.DrawFn, frame: Frame, *, offload: bool, wrapping: str = "
 
 
 def _sync(draw: st.DrawFn, strategy: str, *others: str) -> str:
-    """When gradients are reduced, "every" or one of `others`; a plain module reduces none."""
+    """The key sync, "every" or one of `others`; a plain module has none."""
     return "" if strategy == "single" else f', sync = "{_choice(draw, "every", *others)}"'
 
 
