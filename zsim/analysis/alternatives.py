@@ -16,7 +16,9 @@ from zsim.errors import key_of
 from zsim.ir.mesh import Mesh
 from zsim.models.called_modules import by_block
 from zsim.models.checkpointing import Checkpointing
+from zsim.models.saving import Checkpoint
 from zsim.models.training_options import ON_DEVICE, Offload, Optimizer
+from zsim.scenario.checks import refusals
 from zsim.scenario.derived import derived
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import ALONE, STRATEGIES, problems, wrapped
@@ -155,11 +157,36 @@ def moved(
         model = by_block(model)
     if scenario.wrapping.nested or nests[1] == "modules":
         model = wrapped(strategy, model, scenario.wrapping, kind.options(**chosen))
-    return derived(scenario,
+    return _without_refused_keys(derived(scenario,
         strategy=strategy, options=kind.options(**chosen), mesh=mesh, model=model,
         sync=scenario.sync if scenario.sync in kind.syncs else next(iter(kind.syncs), "every"),
         offload=_offload_under(kind, scenario),
-    )
+    ))
+
+
+def _without_refused_keys(case: Scenario) -> Scenario:
+    """`case` with defaults for keys of `offload` and `checkpoint` that are refused, where these are
+    not.
+
+    Places of states stay: without them it would be another way to train.
+    """
+    defaults = {"offload": ON_DEVICE, "checkpoint": _own_checkpoint(case)}
+    if all(getattr(case, table) == part for table, part in defaults.items()):
+        return case
+    for refused in map(key_of, refusals.problems(case)):
+        table, _, key = refused.partition(".")
+        default = getattr(defaults.get(table), key, None)
+        if key in OFFLOADABLE or getattr(getattr(case, table, None), key, None) == default:
+            continue
+        other = derived(case, **{table: replace(getattr(case, table), **{key: default})})
+        if refused not in map(key_of, refusals.problems(other)):
+            return _without_refused_keys(other)
+    return case
+
+
+def _own_checkpoint(scenario: Scenario) -> Checkpoint:
+    """The checkpoint of a scenario that says nothing of it."""
+    return Checkpoint(format=STRATEGIES[scenario.strategy].checkpoint_format)
 
 
 def _offloading(kind: Strategy) -> OptionValue | None:
@@ -209,12 +236,13 @@ def _offloaded(scenario: Scenario) -> tuple[str, ...]:
     )
 
 
-def dropped(before: Scenario, after: Scenario) -> tuple[str, ...]:
+def dropped(before: Scenario, after: Scenario, *, way: str = "") -> tuple[str, ...]:
     """The options that `before` sets and that `after` does not have, or has at their default again:
     ("offload = true", …).
 
     An option that the same strategy could keep on that mesh was changed to its default, and is not
-    dropped.
+    dropped. One that `way` names is not either. Keys of `offload` go unsaid with the last state
+    that they are about.
     """
     defaults = {field.name: field.default for field in fields(before.options)}
     there = {field.name: field.default for field in fields(after.options)}
@@ -227,10 +255,15 @@ def dropped(before: Scenario, after: Scenario) -> tuple[str, ...]:
         and not (moved_by_option and "activations" not in line)
     ]
     own = _offloading(STRATEGIES[before.strategy]) if after.offload.states else None
+    if after.offload.states or _is_by_option(after):
+        on_device += _lost("offload", before.offload, after.offload, default=ON_DEVICE)
+    on_device += _lost(
+        "checkpoint", before.checkpoint, after.checkpoint, default=_own_checkpoint(before)
+    )
     return (*on_device, *(
         f"{name} = {_toml(value)}"
         for name, value in _options(before).items()
-        if value != defaults[name] and not (own and own.option == name)
+        if value != defaults[name] and not (own and own.option == name) and name not in way
         and (
             name not in left
             or (
@@ -240,6 +273,16 @@ def dropped(before: Scenario, after: Scenario) -> tuple[str, ...]:
             )
         )
     ))
+
+
+def _lost(table: str, before: Any, after: Any, *, default: Any) -> list[str]:
+    """The keys of a table that `before` sets and `after` has otherwise, but for places of states.
+    """
+    names = [field.name for field in fields(default) if field.name not in OFFLOADABLE]
+    return [
+        f"{table}.{name} = {_toml(value)}" for name in names
+        if (value := getattr(before, name)) not in (getattr(default, name), getattr(after, name))
+    ]
 
 
 def _could_keep(before: Scenario, after: Scenario, name: str, value: object) -> bool:

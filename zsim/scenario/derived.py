@@ -22,6 +22,8 @@ AS_THEY_ARE = {
     "wrapping": "wrapping", "offload": "offload",
 }
 """Parts whose tables have their fields as keys, and the names of the tables."""
+WITH_UNIT = ("block_size",)
+"""Fields in bytes, whose keys are text with a unit."""
 OF_STRATEGY = ("strategy", "options", "mesh", "sync")
 
 
@@ -55,6 +57,11 @@ def _in_step(
         result["precision"] = {
             key: DTYPE_NAMES.get(value, value) for key, value in precision.items()
         }
+    if "checkpoint" in changed:
+        result["checkpoint"] = {
+            key: value for key, value in tables.get("checkpoint", {}).items()
+            if getattr(changed["checkpoint"], key, value) == value
+        }
     if changed.get("faults") == ():
         result.pop("faults", None)
     if "expandable_segments" in changed:
@@ -67,7 +74,8 @@ def _in_step(
 def _set_fields(part: Any) -> dict[str, Any]:
     """The fields of a dataclass that are not at their defaults, as TOML has them."""
     return {
-        field.name: list(value) if isinstance(value, tuple) else value
+        field.name: list(value) if isinstance(value, tuple)
+        else f"{value} B" if field.name in WITH_UNIT else value
         for field in fields(part)
         if (value := getattr(part, field.name)) != field.default
     }

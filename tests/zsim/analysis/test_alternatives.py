@@ -20,9 +20,10 @@ from zsim.ir.mesh import Mesh
 from zsim.memory.fits import assess
 from zsim.models.training_options import ON_DEVICE
 from zsim.runs.figures.step_time import step_time
+from zsim.scenario.checks import refusals
 from zsim.scenario.derived import derived
 from zsim.scenario.plan import planned
-from zsim.scenario.scenario import Scenario, parse
+from zsim.scenario.scenario import Scenario, from_tables, parse
 
 PREFETCHED = (
     'name = "fsdp2", forward_prefetch = 2, backward_prefetch = 1, offload = true, '
@@ -128,9 +129,58 @@ def test_a_strategy_without_the_offloading_asked_for_is_no_refusal_of_a_key_that
         rows = {each.name: each for each in fitted.candidates}
         assert rows["ddp"].dropped == ('offload.optimizer = "cpu"', 'offload.parameters = "cpu"')
         assert rows["fsdp2"].instead == ("offload = true",)
-        assert rows["fsdp2"].dropped == ()
+        pins = ("offload.pin_memory = false",) if "pin_memory" in more else ()
+        assert rows["fsdp2"].dropped == (*pins, 'offload.adam = "deepspeed"')
         kept = "saved_tensors" if "activations" in more else None
         assert {each.scenario.offload.activations for each in rows.values()} == {kept}
+
+
+ON_DRIVES = (
+    'offload = { optimizer = "nvme", parameters = "nvme", max_in_cpu = 9, parameter_buffer_count = '
+    '6, block_size = "2 MiB", queue_depth = 16 }'
+)
+
+
+def test_keys_of_offload_that_a_strategy_refuses_are_left_out_and_said_so() -> None:
+    case = scenario('name = "deepspeed3"', more=ON_DRIVES)
+    engines = ("offload.max_in_cpu = 9", "offload.parameter_buffer_count = 6")
+    for name, without in (
+        ("deepspeed3", ()), ("zero3", engines),
+        ("zero2", ('offload.parameters = "nvme"', *engines)),
+        ("ddp", ('offload.optimizer = "nvme"', 'offload.parameters = "nvme"')),
+    ):
+        other = moved(case, name)
+        assert refusals.problems(other) == ()
+        assert dropped(case, other) == without
+        assert from_tables(other.tables, where=name).offload == other.offload
+
+
+def test_a_key_that_would_be_refused_with_its_default_too_stays_as_it_is() -> None:
+    case = scenario('name = "deepspeed3"', more=ON_DRIVES.replace(
+        "queue_depth", "pipeline_read = true, buffer_count = 5, queue_depth"
+    ))
+    refused, = refusals.problems(moved(case, "zero3"))
+    assert refused.startswith("offload.buffer_count: expected at least 8")
+    assert refused.endswith("found 5")
+
+
+def test_checkpoints_of_one_strategy_refuse_no_other() -> None:
+    case = scenario('name = "deepspeed3"', more="checkpoint = { gather_16bit_weights = true }")
+    rows = {each.name: each for each in fit(case).candidates}
+    weights = ("checkpoint.gather_16bit_weights = true",)
+    assert {name.partition(",")[0]: row.dropped for name, row in rows.items()} == {
+        "ddp": weights, "zero1": weights, "zero2": weights, "deepspeed3": (), "fsdp2": weights,
+        "hsdp": weights, "zero3": weights,
+    }
+    assert not rows["zero3"].scenario.tables["checkpoint"]
+    many = 'checkpoint = { format = "universal", extract_workers = 8, every = 100 }'
+    case = scenario('name = "deepspeed3"', more=many)
+    other = moved(case, "fsdp2")
+    assert dropped(case, other) == (
+        'checkpoint.format = "universal"', "checkpoint.extract_workers = 8"
+    )
+    assert from_tables(other.tables, where="fsdp2").checkpoint == other.checkpoint
+    assert other.checkpoint.every_steps == 100
 
 
 def test_an_option_that_a_smaller_group_cannot_have_is_left_out_and_said_so() -> None:

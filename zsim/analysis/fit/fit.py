@@ -84,11 +84,7 @@ def _candidate(scenario: Scenario, way: Way) -> Candidate:
     return Candidate(
         name=way.name, scenario=way.scenario, memory=way.memory, step_time_ns=took.ns,
         step_time_band_ns=took.band_ns,
-        dropped=tuple(
-            option
-            for option in dropped(scenario, way.scenario)
-            if option.partition(" = ")[0] not in way.name
-        ),
+        dropped=dropped(scenario, way.scenario, way=way.name),
         instead=offloaded_otherwise(scenario, way.scenario),
     )
 

@@ -129,8 +129,7 @@ def lines(fit: Fit) -> Iterator[str]:
         )
         yield f"{figures}{candidate.name}"
         host = str(answer.host) if answer.host_is_short else ""
-        instead = f"with {', '.join(candidate.instead)}" if candidate.instead else ""
-        remarks = (host, answer.running, instead, without(candidate.dropped)[2:])
+        remarks = (host, answer.running, otherwise(candidate.instead, candidate.dropped))
         if notes := "; ".join(filter(None, remarks)):
             yield f"{'':{len(figures)}}{notes}"
     if fit.candidates:
@@ -143,6 +142,11 @@ def lines(fit: Fit) -> Iterator[str]:
 def without(dropped: Sequence[str]) -> str:
     """Options of the scenario that a candidate leaves out, as the end of a sentence, or ""."""
     return f"; without {', '.join(dropped)}" if dropped else ""
+
+
+def otherwise(instead: Sequence[str], dropped: Sequence[str]) -> str:
+    """Options that a candidate has in place of the scenario's, and those that it leaves out."""
+    return f"; with {', '.join(instead)}{without(dropped)}"[2:] if instead else without(dropped)[2:]
 
 
 def as_object(fit: Fit) -> dict[str, Any]:

@@ -18,7 +18,8 @@ DAY_S = 86_400
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Option:
     """A way to train: its scenario, what a rank needs, and how long a step of the global batch
-    takes. `reason` speaks against it; "" for the one to take."""
+    takes. `reason` speaks against it; "" for the one to take. `dropped` and `instead` are options
+    as of `zsim.analysis.fit.fit_table.Candidate`."""
 
     name: str
     way: str
@@ -28,6 +29,8 @@ class Option:
     step_time_ns: int
     step_time_band_ns: tuple[int, int]
     reason: str = ""
+    dropped: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> int:
@@ -77,6 +80,7 @@ class Option:
             "capacity_bytes": self.memory.capacity.nbytes, "step_time_ns": self.step_time_ns,
             "step_time_band_ns": list(self.step_time_band_ns),
             "tokens_per_s": round(self.tokens_per_s), "reason": self.reason,
+            "dropped": list(self.dropped), "instead": list(self.instead),
             "scenario": self.scenario.to_dict(),
         }
 

@@ -124,7 +124,8 @@ def _tried(able: Sequence[PlanCase], turn: _Turn) -> Option | Refused:
         return Refused(case.name, _without_room(memory.needed.nbytes, memory.capacity.nbytes))
     return Option(
         name=case.name, way=case.way, scenario=scenario, memory=memory,
-        step_time_ns=step.ns, step_time_band_ns=step.band_ns,
+        step_time_ns=step.ns, step_time_band_ns=step.band_ns, dropped=case.dropped,
+        instead=case.instead,
     )
 
 

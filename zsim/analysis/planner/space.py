@@ -11,6 +11,7 @@ from itertools import product
 from math import lcm
 from typing import Any
 
+from zsim.analysis.alternatives import dropped, moved, offloaded_otherwise
 from zsim.analysis.fit import fit
 from zsim.analysis.sweep.axes import Axes, axes_of, changes_of
 from zsim.errors import ArgumentError, ScenarioError
@@ -44,11 +45,13 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class PlanCase:
-    """A candidate: strategy, checkpointing and varied keys in words, and the scenario that it is.
-    """
+    """A candidate: strategy, checkpointing and varied keys in words, the scenario that it is, and
+    options as of `zsim.analysis.fit.fit_table.Candidate`."""
 
     way: str
     scenario: Scenario
+    dropped: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -132,7 +135,7 @@ def cases(scenario: Scenario, space: Space) -> Iterator[PlanCase | Refused]:
         suffix = "".join(varied.values())
         size = f"{counted(nodes, 'node')}, micro_batch = {micro_batch}{suffix}"
         try:
-            changed = scenario.with_(**changes_of(values))
+            changed = _changed(scenario, values)
             sized = _sized(changed, space, nodes=nodes, micro_batch=micro_batch)
         except ScenarioError as error:
             yield Refused(size, error.problems[0])
@@ -140,6 +143,7 @@ def cases(scenario: Scenario, space: Space) -> Iterator[PlanCase | Refused]:
         if isinstance(sized, str):
             yield Refused(size, sized)
             continue
+        before = scenario if STRATEGY in values else sized
         named = (sized.strategy,) if STRATEGY in values else ()
         for name, case in fit.cases(sized, strategies=named):
             tables, kept = case.to_json(), [text for key, text in varied.items()
@@ -147,9 +151,22 @@ def cases(scenario: Scenario, space: Space) -> Iterator[PlanCase | Refused]:
             if tables in known:
                 continue
             known.add(tables)
-            able = PlanCase(name + "".join(kept), case)
+            able = PlanCase(
+                name + "".join(kept), case, dropped(before, case, way=name),
+                offloaded_otherwise(before, case),
+            )
             problems = refusals.problems(case)
             yield Refused(able.name, problems[0]) if problems else able
+
+
+def _changed(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
+    """The scenario with these values; under another strategy it keeps what that can have."""
+    name = values.get(STRATEGY, "")
+    if name == scenario.strategy or name not in STRATEGIES:
+        return scenario.with_(**changes_of(values))
+    changes = changes_of({key: value for key, value in values.items() if key != STRATEGY})
+    changes["strategy"] = dict.fromkeys(STRATEGIES[name].axes) | changes.get("strategy", {})
+    return moved(scenario, name).with_(**changes)
 
 
 def _is_said(key: str, case: Scenario, sized: Scenario) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from zsim.analysis.fit.fit_table import SURER
+from zsim.analysis.fit.fit_table import SURER, otherwise
 from zsim.analysis.planner.option import DAY_S, Option, dominates
 from zsim.analysis.planner.space import Space
 from zsim.io.notebook.data_frame import data_frame
@@ -160,8 +160,9 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"   {'GPUs':>6} {'mb':>3} {'':5} {'needs':>10} {'step':>10} {'tokens/s':>10}{days}"
     for each in shown:
         yield f"{'->' if each is plan.recommended else '  '} {_cells(each, plan)}  {each.way}"
-        if each is not plan.recommended and each.reason:
-            yield f"{'':{len(_cells(each, plan)) + 5}}{each.reason}"
+        reason = each.reason if each is not plan.recommended else ""
+        if remark := "; ".join(filter(None, (reason, otherwise(each.instead, each.dropped)))):
+            yield f"{'':{len(_cells(each, plan)) + 5}}{remark}"
     names = {each.name for each in front}
     hidden = len(front) - len([each for each in shown if each.name in names])
     if hidden > 0:

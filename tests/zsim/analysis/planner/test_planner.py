@@ -237,6 +237,31 @@ def test_named_strategies_take_the_place_of_those_of_fit() -> None:
     assert compared.recommended not in compared.alike
 
 
+def test_what_a_candidate_cannot_keep_is_told() -> None:
+    scenario = SMALL.with_(
+        strategy={"name": "deepspeed3"}, checkpoint={"gather_16bit_weights": True},
+        offload={"optimizer": "cpu", "parameters": "cpu", "adam": "deepspeed"},
+    )
+    weights = "checkpoint.gather_16bit_weights = true"
+    plan = zsim.plan_for(scenario, micro_batches=[1])
+    told = {each.scenario.strategy: each for each in space.cases(
+        scenario, space.space_of(scenario, micro_batches=[1])
+    ) if isinstance(each, space.PlanCase)}
+    assert told["zero2"].dropped == ('offload.parameters = "cpu"', weights)
+    assert (told["fsdp2"].dropped, told["fsdp2"].instead) == (
+        ('offload.adam = "deepspeed"', weights), ("offload = true",)
+    )
+    shown = next(each for each in plan.options if each.scenario.strategy == "fsdp2")
+    assert (shown.dropped, shown.instead) == (told["fsdp2"].dropped, told["fsdp2"].instead)
+    assert f'% time; without offload.parameters = "cpu", {weights}' in str(plan)
+    named = zsim.plan_for(
+        scenario, micro_batches=[1], vary={"strategy.name": ["deepspeed2", "deepspeed3"]}
+    )
+    assert {(each.scenario.strategy, each.dropped) for each in named.options} == {
+        ("deepspeed2", ('offload.parameters = "cpu"', weights)), ("deepspeed3", ()),
+    }
+
+
 @pytest.mark.parametrize(("strategy", "vary", "having"), [
     ({"name": "deepspeed3"}, {"strategy.leaf_module": ["none", "blocks"]}, {"deepspeed3"}),
     ({"name": "fsdp2"}, {"strategy.forward_prefetch": [0, 1, 2]}, {"fsdp2", "hsdp"}),
