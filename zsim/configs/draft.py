@@ -60,6 +60,7 @@ class Draft:
         self._processes: int | None = None
         self._asked: dict[str, str] = {}
         self._checks: list[Callable[[Scenario], None]] = []
+        self._preferred: list[tuple[str, Any, str, str]] = []
         self._without_model = "no config says it"
         if answers.model:
             self.tables["model"] = model_table(answers.model, answers.folder)
@@ -94,6 +95,13 @@ class Draft:
     def check(self, check: Callable[[Scenario], None]) -> None:
         """Have `check` note what is wrong once the scenario is there, as it takes its model."""
         self._checks.append(check)
+
+    def prefer(self, key: str, value: Any, *, source: str, assumed: str) -> None:
+        """Put the value of the config's key `source` at a scenario's `key`, as is then `assumed`.
+
+        Where the scenario would be refused for it, `source` is ignored, with the reason.
+        """
+        self._preferred.append((key, value, source, assumed))
 
     def put_model(self, table: dict[str, Any], source: str) -> None:
         """Put the model that the config describes; --model takes its place."""
@@ -200,6 +208,16 @@ class Draft:
         for check in self._checks:
             check(scenario)
         self.notes.require_none()
+        for key, value, source, assumed in self._preferred:
+            table, _, name = key.partition(".")
+            if self.get(key) is not None:
+                continue
+            try:
+                changed: Any = {table: {name: value}}
+                scenario = scenario.with_(**changed)
+                self.notes.assume(assumed)
+            except ScenarioError as error:
+                self.notes.ignored[source] = complaint_of(error.problems[0])
         return scenario
 
     def _answer(self, key: str, value: Any) -> None:

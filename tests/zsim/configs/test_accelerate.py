@@ -113,6 +113,14 @@ def test_deepspeed_of_accelerate_is_a_ds_config(tmp_path):
     assert result.scenario.precision.reduce == "bfloat16"
 
 
+def test_whole_weights_of_accelerate_are_those_of_its_ds_config(tmp_path):
+    text = YAML.format(kind="DEEPSPEED", precision="bf16") + (
+        "deepspeed_config:\n  zero_stage: 3\n  zero3_save_16bit_model: true\n"
+    )
+    _, result = strategy(tmp_path, text)
+    assert result.scenario.checkpoint.gather_16bit_weights
+
+
 def test_accelerate_may_name_a_ds_config_beside_it(tmp_path):
     (tmp_path / "ds.json").write_text(
         '{"zero_optimization": {"stage": 1, "reduce_bucket_size": 1000}}'

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import zsim
 from tests.support.configs import imported, problems
 from zsim import ScenarioError
 from zsim.configs.front import export_config
@@ -54,14 +55,31 @@ def test_stage_3_is_deepspeed3_with_its_own_options(tmp_path):
         "optimizer": {
             "name": "adamw", "implementation": "fused", "learning_rate": 1e-4, "clip_norm": 0.5,
         },
+        "checkpoint": {"gather_16bit_weights": True},
     }
-    assert set(result.ignored) == {
-        "scheduler", "steps_per_print", "optimizer.params.betas",
-        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-    }
-    gathers = result.ignored["zero_optimization.stage3_gather_16bit_weights_on_model_save"]
-    assert gathers.endswith("checkpoint.gather_16bit_weights tells what that takes")
+    assert set(result.ignored) == {"scheduler", "steps_per_print", "optimizer.params.betas"}
     assert any("reduce_bucket_size = 4,096" in sentence for sentence in result.assumed)
+
+
+WEIGHTS = "stage3_gather_16bit_weights_on_model_save"
+
+
+def test_whole_weights_beside_checkpoints_refuse_no_config_and_no_candidate(tmp_path):
+    """A scenario that cannot have them has none, and the import says why."""
+    kept = imported(tmp_path, STAGE_3, **MICRO)
+    assert any(said.startswith("checkpoint.gather_16bit_weights") for said in kept.assumed)
+    fitted = zsim.fit(kept.scenario)
+    assert not [reason for _, reason in fitted.refused if reason.startswith("checkpoint")]
+    assert json.loads(export_config(kept.scenario, "deepspeed").text)["zero_optimization"][WEIGHTS]
+    other = imported(tmp_path, changed(zero_optimization={
+        "stage": 3, WEIGHTS: True, "zero_hpz_partition_size": 2
+    }), **MICRO)
+    assert "checkpoint" not in other.scenario.tables
+    assert other.ignored[f"zero_optimization.{WEIGHTS}"].endswith("found zero_quantized_weights or "
+                                                                  "hpZ")
+    assert not any("gather_16bit_weights" in said for said in other.assumed)
+    earlier = imported(tmp_path, changed(zero_optimization={"stage": 2, WEIGHTS: True}), **MICRO)
+    assert earlier.ignored[f"zero_optimization.{WEIGHTS}"] == "an option of stage 3"
 
 
 def test_a_preset_in_place_of_transformers_module_is_told_with_what_mends_it(tmp_path):

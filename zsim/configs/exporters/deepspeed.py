@@ -46,6 +46,8 @@ def write(scenario: Scenario) -> Exported:
     _precision(scenario, config, keys, check=check)
     _optimizer(scenario, config, keys)
     _offload(scenario, zero, keys, config)
+    if scenario.checkpoint.gather_16bit_weights:
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
     if scenario.execution.compile:
         keys.but("execution.compile", "call engine.compile(), which no key of DeepSpeed does")
     text = json.dumps(config, indent=2) + "\n"

@@ -139,15 +139,19 @@ def _deepspeed(zero: ConfigKeys, draft: Draft, precision: str | None) -> None:
     zero.ignore("launches ranks, and changes no step", "deepspeed_multinode_launcher",
                 "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter",
                 "deepspeed_moe_layer_cls_names")
-    zero.ignore("loading and saving are no part of a step", "zero3_init_flag",
-                "zero3_save_16bit_model")
+    zero.ignore("loading is no part of a step", "zero3_init_flag")
     file = zero.text("deepspeed_config_file")
     if file:
         made = named(file, draft)
+        zero.ignore("the ds_config has a key of its own for it", "zero3_save_16bit_model")
     else:
         made = {"train_batch_size": AUTO, "train_micro_batch_size_per_gpu": AUTO,
                 "gradient_accumulation_steps": zero.any("gradient_accumulation_steps", 1),
-                "zero_optimization": {"stage": zero.whole("zero_stage", STAGE)}}
+                "zero_optimization": {
+                    "stage": zero.whole("zero_stage", STAGE),
+                    "stage3_gather_16bit_weights_on_model_save":
+                        zero.any("zero3_save_16bit_model", False),
+                }}
         if "gradient_clipping" in zero:
             made["gradient_clipping"] = zero.any("gradient_clipping")
         for key in ("offload_optimizer", "offload_param"):

@@ -26,6 +26,11 @@ QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients")
 FLAGS = ("allgather_partitions", "overlap_comm", "contiguous_gradients", "reduce_scatter")
 OFF = {"mics_shard_size": -1, "zeropp_loco_param": None, "stage3_max_live_params": None}
 """Values that say nothing, of keys of older versions; false of others."""
+WHOLE_WEIGHTS = (
+    "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
+    "stage3_gather_fp16_weights_on_model_save",
+)
+"""The names that one key has had."""
 DROPPED = "--drop leaves it out"
 UNMODELLED = f"zsim does not model it; {DROPPED}"
 LEAVES = f'strategy.leaf_module = "blocks" may be meant; {DROPPED}'
@@ -55,6 +60,7 @@ def read_zero(zero: ConfigKeys, draft: Draft) -> bool:
         _sizes(zero, draft)
         if stage == 3:
             _leaves(zero, draft)
+    _whole_weights(zero, draft, stage)
     _unmodelled(zero)
     zero.close()
     return offloads
@@ -165,14 +171,21 @@ def _alias(zero: ConfigKeys, key: str) -> str:
     return short if short in zero and key not in zero else key
 
 
+def _whole_weights(zero: ConfigKeys, draft: Draft, stage: int) -> None:
+    """Put the file of whole weights that trainers save beside checkpoints."""
+    if stage < 3:
+        zero.ignore("an option of stage 3", *WHOLE_WEIGHTS)
+    for key in WHOLE_WEIGHTS:
+        if zero.flag(key):
+            draft.prefer(
+                "checkpoint.gather_16bit_weights", True, source=f"{zero.prefix}{key}",
+                assumed="checkpoint.gather_16bit_weights = true: each save has a file of whole "
+                        f"weights, as {key} permits and trainers do",
+            )
+
+
 def _unmodelled(zero: ConfigKeys) -> None:
     """Leave out what changes no step, and refuse what would and is not modelled."""
-    zero.ignore(
-        "a file of whole weights beside checkpoints, for which rank 0's host holds all of them: "
-        "checkpoint.gather_16bit_weights tells what that takes",
-        "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
-        "stage3_gather_fp16_weights_on_model_save",
-    )
     zero.ignore(
         UNSAID, "load_from_fp32_weights", "elastic_checkpoint",
         "pipeline_loading_checkpoint", "override_module_apply", "log_trace_cache_warnings",
