@@ -270,6 +270,17 @@ def broken_grid() -> list[Tables]:
     ]
 
 
+def broken_copies_grid() -> list[Tables]:
+    """`broken_grid` with hpZ over two ranks or all four. Where all is gathered ahead blocks are
+    recomputed: else DeepSpeed's peak is among its releases, in the order of a set."""
+    return [
+        each | {"strategy": each["strategy"] | {
+            "zero_hpz_partition_size": (2, 4)[index % 3 == 2], "leaf_module": "none",
+        }} | (RECOMPUTED[1] if each["strategy"]["stage3_prefetch_bucket_size"] > 300 else {})
+        for index, each in enumerate(broken_grid()) if each["cluster"]["ranks"] == 4
+    ]
+
+
 def draw_sharded(seed: int) -> Tables:
     """A random scenario of stage 3."""
     one_of = random.Random(seed).choice
@@ -491,6 +502,7 @@ def main() -> int:
         *map(draw_transformers, seeds(asked.transformers_draws)), *adam_grid(),
         *activations_grid(), *map(draw_leaves, seeds(asked.leaf_draws)), *quantized_grid(),
         *narrow_grid(), *granularity_grid(), *dropouts_grid(), *broken_grid(),
+        *broken_copies_grid(),
     ]
     tables = [*([] if asked.only_sharded else [*grid(), *map(draw, seeds(asked.draws))]), *sharded]
     record = {

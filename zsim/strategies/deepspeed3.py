@@ -86,6 +86,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
         coordinator.first_block = next(
             call.module for call in calls if isinstance(call, Called) and call.module in blocks
         )
+        coordinator.turned = engine_options.turned(training.model)
     forward_backward(first, coordinator, calls, first=True)
     optimizer_step(first, coordinator, first=True)
     steady = kind.of(sharded)

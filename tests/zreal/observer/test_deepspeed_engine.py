@@ -60,6 +60,7 @@ def test_the_record_is_of_the_version_that_is_modelled() -> None:
         *measured.grid(), *measured.sharded_grid(), *measured.adam_grid(),
         *measured.activations_grid(), *measured.quantized_grid(), *measured.narrow_grid(),
         *measured.granularity_grid(), *measured.dropouts_grid(), *measured.broken_grid(),
+        *measured.broken_copies_grid(),
     ]
     assert len(RECORD["rows"]) >= 150 + 60 + 20 + 20 + len(grids)
 

@@ -120,14 +120,30 @@ def blocks(model: ModelSpec) -> set[str]:
     return {m.within or m.path for m in model.modules if m.within or is_leaf(m)}
 
 
+def _of_blocks(model: ModelSpec) -> list[list[Parameter]]:
+    """The parameters of each block, in the order of calls."""
+    made: dict[str, list[Parameter]] = {}
+    inside, known = blocks(model), {p.fqn: p for p in model.parameters}
+    for module in model.modules:
+        if (path := module.within or module.path) in inside:
+            made.setdefault(path, []).extend(map(known.__getitem__, used_parameters(module)))
+    return list(made.values())
+
+
 def _are_alike(model: ModelSpec) -> bool:
     """True with several blocks whose parameters are alike."""
-    kinds: dict[str, list[object]] = {path: [] for path in blocks(model)}
-    known = {p.fqn: (p.shape, p.requires_grad) for p in model.parameters}
-    for module in model.modules:
-        kinds.get(module.within or module.path, []).extend(map(known.get, used_parameters(module)))
-    first = next(iter(kinds.values()), [])
-    return len(kinds) > 1 and all(each == first for each in kinds.values())
+    kinds = [[(p.shape, p.requires_grad) for p in each] for each in _of_blocks(model)]
+    return len(kinds) > 1 and all(each == kinds[0] for each in kinds)
+
+
+def turned(model: ModelSpec) -> dict[str, Parameter]:
+    """The parameter of the block before, the last one's for the first, by each block's fqns."""
+    of_blocks = _of_blocks(model)
+    return {
+        parameter.fqn: before
+        for own, others in zip(of_blocks, [of_blocks[-1], *of_blocks], strict=False)
+        for parameter, before in zip(own, others, strict=True)
+    }
 
 
 def as_config(options: ReplicaOptions | ShardOptions, model: ModelSpec) -> dict[str, Any]:
@@ -184,13 +200,11 @@ def shard_problems(options: ShardOptions, mesh: Mesh, optimizer: Optimizer) -> I
     for name in ("reduce_bucket_size", "sub_group_size"):
         if getattr(options, name) < 1:
             yield f"strategy.{name}: expected at least 1 element, found 0"
-    for name, plain in (("zero_hpz_partition_size", 1), ("stage3_module_granularity_threshold", 0)):
-        if options.trace == "breaks" and getattr(options, name) != plain:
-            yield (
-                f'strategy.{name}: expected {plain} with trace = "breaks", found '
-                f"{getattr(options, name)}, where it would matter which block ran; leave one of "
-                "them out"
-            )
+    if options.trace == "breaks" and options.stage3_module_granularity_threshold:
+        yield (
+            'strategy.stage3_module_granularity_threshold: expected 0 with trace = "breaks", found '
+            f"{options.stage3_module_granularity_threshold}; leave one of them out"
+        )
     size = options.zero_hpz_partition_size
     if size < 1 or mesh.dp_shard % size:
         yield (

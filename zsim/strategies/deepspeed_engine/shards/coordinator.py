@@ -79,6 +79,9 @@ class Coordinator:
     leaves: Set[str] = frozenset()
     first_block: str = ""
     """The module at whose call the order breaks; none where it holds."""
+    turned: Mapping[str, Parameter] = field(default_factory=dict)
+    """From a break on blocks have the names of those called before them: their parameters, by the
+    fqn until then."""
     trace: list[str] = field(default_factory=list)
     secondary: set[str] = field(default_factory=set)
     """Fqns of parameters with a copy in larger shards: all of them from construction on."""
@@ -125,11 +128,13 @@ class Coordinator:
         self._latest, self.step, self.num_whole = {}, 0, 0
         return lengths
 
-    def _drop_in_flight(self) -> None:
-        """Wait for what is gathered ahead, and release it."""
+    def _drop_in_flight(self, *, breaks: bool = False) -> None:
+        """Wait for what is gathered ahead, and release it; where the order `breaks`, copies have
+        the names of from then on."""
         for fqn, gather in self.in_flight.items():
             self._wait(gather)
-            self._release(next(p for p in gather.parameters if p.fqn == fqn))
+            parameter = next(p for p in gather.parameters if p.fqn == fqn)
+            self._release(parameter, named=self.turned.get(fqn) if breaks else None)
         for fqn in list(self.in_flight):
             self._drop_pending(fqn)
 
@@ -138,7 +143,7 @@ class Coordinator:
         if self.mode == "follows" and module == self.first_block:
             self.mode = "without"
             self.trace.clear()
-            self._drop_in_flight()
+            self._drop_in_flight(breaks=True)
         if backward:
             self._in_backward[module] = None
         if self.mode == "records":
@@ -303,13 +308,14 @@ class Coordinator:
             self._counted[key] = frozenset(p.fqn for p in counted), sum(p.numel for p in counted)
         return self._counted[key]
 
-    def _release(self, parameter: Parameter) -> None:
+    def _release(self, parameter: Parameter, *, named: Parameter | None = None) -> None:
         if parameter.fqn in self.whole and not self._active.get(parameter.fqn):
             self.whole.remove(parameter.fqn)
             self.num_whole -= parameter.numel
-            if self._has_copies and parameter.fqn not in self.secondary:
-                self.secondary.add(parameter.fqn)
-                self.carrier.copy_secondary(parameter)
+            copied = named or parameter
+            if self._has_copies and copied.fqn not in self.secondary:
+                self.secondary.add(copied.fqn)
+                self.carrier.copy_secondary(copied)
             self.carrier.release(parameter)
 
     def release_all(self, parameters: Sequence[Parameter]) -> None:
