@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_WITH_PARTITION = (
-    "DeepSpeed's goes with partition_activations, which needs ranks of tensor parallelism, and "
-    "scenarios have none yet; leave it out"
+_CONTIGUOUS = (
+    "expected none: DeepSpeed's goes with partition_activations, and without ranks of tensor "
+    "parallelism its buffers are as many bytes as the checkpoints, earlier; use "
+    "allocator.expandable_segments = true"
 )
 _OF_SIZES = (
     "presets have no dropout; sizes of your own may: "
@@ -60,8 +61,8 @@ FOREIGN_KEYS: Mapping[str, str] = {
         "each, but scenarios have none yet; N data-parallel ranks have their own, of which N parts "
         'of 1/N are as many bytes, sent twice; use offload.activations = "checkpoint_inputs"'
     ),
-    "activation_checkpointing.contiguous_memory_optimization": _WITH_PARTITION,
-    "activation_checkpointing.number_checkpoints": _WITH_PARTITION,
+    "activation_checkpointing.contiguous_memory_optimization": _CONTIGUOUS,
+    "activation_checkpointing.number_checkpoints": _CONTIGUOUS,
     "activation_checkpointing.cpu_checkpointing": (
         'this is offload.activations = "checkpoint_inputs"'
     ),

@@ -80,8 +80,7 @@ class Coordinator:
     first_block: str = ""
     """The module at whose call the order breaks; none where it holds."""
     turned: Mapping[str, Parameter] = field(default_factory=dict)
-    """From a break on blocks have the names of those called before them: their parameters, by the
-    fqn until then."""
+    """Parameters of the block called before, by fqn: a break gives each block its name."""
     trace: list[str] = field(default_factory=list)
     secondary: set[str] = field(default_factory=set)
     """Fqns of parameters with a copy in larger shards: all of them from construction on."""

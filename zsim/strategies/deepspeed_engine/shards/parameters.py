@@ -106,9 +106,8 @@ def drive_problems(
     first."""
     if options.trace == "breaks":
         yield (
-            'strategy.trace: expected "holds" with drives, found "breaks": files are of certain '
-            'blocks, and requests to them in another order in each step are not modelled; use '
-            'offload.optimizer = "cpu"'
+            'strategy.trace: expected "holds" with drives, found "breaks": each order has requests '
+            'to files of its own, which are not modelled; use offload.optimizer = "cpu"'
         )
     drives = drives_of(offload, options, model, mesh)
     if offload.buffer_count < (needed := drives.least_buffers(optimizer)):
