@@ -11,6 +11,7 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from zsim.analysis.simulated_step import (
+    FilledDevice,
     add_caches,
     add_driver_calls,
     device_memory,
@@ -102,7 +103,7 @@ def run(
     scenario = with_module(runner, scenario, options)
     record = observe(runner, capabilities, scenario, options)
     warnings = tuple(caveat.text for caveat in scenario_warnings.caveats(scenario))
-    needs = device_memory(scenario, record)
+    needs = device_memory(scenario, record, runner)
     return Run(record=record, scenario=scenario, warnings=warnings, device_memory=needs)
 
 
@@ -217,7 +218,7 @@ def why(run: Run) -> Why:
 
 def open_backend(name: str, options: RunOptions) -> tuple[Backend, Capabilities]:
     """The backend called `name` and its senses; the simulator fills its device as it would."""
-    simulator = SimBackend(on_device=add_driver_calls)
+    simulator = SimBackend(on_device=FilledDevice())
     return real_run.open_backend(name, options, simulator=simulator)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zsim.cluster.cluster import ClusterSpec
@@ -16,6 +16,8 @@ from zsim.scenario.scenario import Scenario
 if TYPE_CHECKING:
     from zsim.analysis.causes.why import Why
     from zsim.engine.timeline import Timeline
+    from zsim.memory.fits import MemoryVerdict
+    from zsim.runs.backend import Backend
 
 
 def simulated_step(scenario: Scenario) -> tuple[Program, Timeline]:
@@ -59,6 +61,29 @@ def add_driver_calls(program: Program, scenario: Scenario, cluster: ClusterSpec)
         return program
 
 
+@dataclass(slots=True)
+class FilledDevice:
+    """`add_driver_calls` that keeps the last Program and the verdict on it, which are wanted again.
+    """
+
+    program: Program | None = None
+    verdict: MemoryVerdict | None = None
+
+    def __call__(self, program: Program, scenario: Scenario, cluster: ClusterSpec) -> Program:
+        """`program` with the driver's calls."""
+        from zsim.memory import full_device
+        from zsim.scenario.plan import Planned
+
+        self.program, self.verdict = program, None
+        try:
+            self.verdict = full_device.verdict_if_full(program, scenario, cluster)
+        except ZsimError:  # as in `device_memory`
+            return program
+        if self.verdict is None:
+            return program
+        return full_device.with_calls(Planned(scenario, program), self.verdict).program
+
+
 def add_caches(scenario: Scenario, record: RunRecord, cluster: ClusterSpec) -> RunRecord:
     """The simulated `record` with the caching allocator of each rank; as it is on CPUs, and on a
     GPU without figures of its workspaces."""
@@ -78,18 +103,22 @@ def add_caches(scenario: Scenario, record: RunRecord, cluster: ClusterSpec) -> R
     return replace(record, ranks=ranks)
 
 
-def device_memory(scenario: Scenario, record: RunRecord) -> DeviceMemory | None:
-    """The verdict of `zsim show --memory` on a simulated scenario; None for real runs and CPUs, and
-    for a GPU without figures of its non-torch memory."""
+def device_memory(
+    scenario: Scenario, record: RunRecord, backend: Backend | None = None
+) -> DeviceMemory | None:
+    """The verdict of `zsim show --memory` on a scenario that `backend` has simulated last; None for
+    real runs and CPUs, and for a GPU without figures of its non-torch memory."""
     if record.interpreter != "simulator" or scenario.cluster.kind != "cuda":
         return None
     from zsim.analysis import assessed
     from zsim.memory import fits
-    from zsim.scenario.plan import planned
+    from zsim.scenario.plan import Planned, planned
 
+    last = getattr(backend, "on_device", None)
+    known = last if isinstance(last, FilledDevice) else FilledDevice()
     try:
-        case = planned(scenario)
-        verdict = fits.assess(case)
+        case = Planned(scenario, known.program) if known.program else planned(scenario)
+        verdict = known.verdict or fits.assess(case)
     except ZsimError:  # what a GPU without figures holds besides torch is not known
         return None
     return DeviceMemory(

@@ -35,14 +35,20 @@ def filled(case: Planned) -> Planned:
 
 def on_device(program: Program, scenario: Scenario, cluster: ClusterSpec) -> Program:
     """`program`, which is of `scenario`, on `cluster`, as `filled` has it."""
+    verdict = verdict_if_full(program, scenario, cluster)
+    return program if verdict is None else _with_calls(program, verdict)
+
+
+def verdict_if_full(
+    program: Program, scenario: Scenario, cluster: ClusterSpec
+) -> MemoryVerdict | None:
+    """The verdict on `program`, which is of `scenario`, where live bytes alone fill much of the
+    device of `cluster`; else None."""
     ranks = standings_if_full(program, cluster)
-    if not ranks:
-        return program
-    verdict = fits.assess_program(
+    return fits.assess_program(
         program, cluster, expandable_segments=scenario.expandable_segments,
         besides=belongings(scenario), ranks=ranks,
-    )
-    return _with_calls(program, verdict)
+    ) if ranks else None
 
 
 def standings_if_full(program: Program, cluster: ClusterSpec) -> Sequence[Standing]:

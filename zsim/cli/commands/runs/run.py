@@ -109,7 +109,7 @@ def _run(
     if trace:
         chrome_trace.write(record, trace, notes=_trace_notes(scenario, record))
         terminal.wrote(trace, "; open it in ui.perfetto.dev")
-    needs = device_memory(scenario, record)
+    needs = device_memory(scenario, record, backend)
     return Run(record=record, scenario=scenario, warnings=warnings, device_memory=needs)
 
 
