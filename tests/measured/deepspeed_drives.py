@@ -25,9 +25,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.measured.deepspeed import RANKS, Tables, figures
+from tests.measured.deepspeed import RANKS, Tables, figures, rotating
 from zreal.observer.observer import observe
 from zreal.observer.subjects import deepspeed_engine
+from zreal.observer.subjects.table import SUBJECTS
 from zreal.processes import launch
 from zreal.processes.rank_settings import settle
 from zreal.processes.rendezvous import rendezvous
@@ -111,7 +112,32 @@ def scenarios() -> list[Scenario]:
         scenario(1283, dims=(1024,) * 3, ranks=4, dtype="bf16", offload=BOTH),
         # a shard of 1 MiB, but for the last rank's, which is an element less: that waits later
         scenario(1023, dims=(1026, 1026, 1026, 1026, 1025), ranks=4, sub_group_size=1),
+        *broken(),
     ]
+
+
+def broken() -> list[Scenario]:
+    """Three blocks that change places in each forward, their sub-groups or all on drives.
+    Sub-groups are whole blocks, or parameters, or one."""
+    few, none = {"stage3_prefetch_bucket_size": 700_000}, {"stage3_prefetch_bucket_size": 0}
+    many, whole = {"stage3_prefetch_bucket_size": 10_000_000}, {"offload": WHOLE}
+    more, used_once = {"stage3_prefetch_bucket_size": 1_400_000}, {"stage3_max_reuse_distance": 0}
+    buffers = {"offload": WHOLE | {"parameter_buffer_count": 20}}
+    block, wide = {"sub_group_size": 656_100}, {"sub_group_size": 1_312_200}
+    cases: list[tuple[int, Tables]] = [
+        (1280, block),
+        (1280, block | {"dtype": "bf16", "offload": BOTH, "accumulation": 2}),
+        (1280, block | {"offload": READ, "accumulation": 3} | many),
+        (1101, {"sub_group_size": 564_400, "dtype": "bf16"} | none),
+        (1280, {"sub_group_size": 1, "dtype": "bf16", "offload": PLAIN | {"parameters": "cpu"},
+                "reduce_bucket_size": 1_500_000} | few),
+        (1280, {"sub_group_size": 10**9, "offload": WRITTEN} | few | used_once),
+        (2560, wide | whole), (2560, wide | whole | none),
+        (2560, wide | whole | used_once | {"accumulation": 2}),
+        (2560, wide | whole | used_once | more | {"accumulation": 3}),
+        (2560, wide | buffers | more | {"dtype": "bf16"}),
+    ]
+    return [scenario(hidden, dims=(512,) * 4, trace="breaks", **more) for hidden, more in cases]
 
 
 @contextmanager
@@ -207,6 +233,9 @@ def measured_rank(
     measured: list[Tables] = []
     for text in arguments["texts"]:
         log: list[str] = []
+        case = parse(text.encode(), where="row")
+        breaks = case.options.trace == "breaks"
+        SUBJECTS["deepspeed3"] = rotating if breaks else deepspeed_engine.build
         with deepspeed_engine.files_removed(), logged(log):
             build = deepspeed_engine.EngineOptimizer.__init__
 
@@ -216,7 +245,7 @@ def measured_rank(
 
             deepspeed_engine.EngineOptimizer.__init__ = begun  # type: ignore[method-assign]
             run = observe(
-                parse(text.encode(), where="row"), rank=rank,
+                case, rank=rank, steps=4 if breaks else 3,  # every other step follows
                 progress=lambda told, log=log: log.append(str(told).partition(" ")[0]),
             ).run
             deepspeed_engine.EngineOptimizer.__init__ = build  # type: ignore[method-assign]

@@ -345,7 +345,11 @@ def test_a_gather_without_a_free_buffer_is_refused_where_deepspeed_fails() -> No
     (WHOLE, {"frozen": ["*.bias"]}, "offload.parameters: expected cpu with frozen parameters"),
     (WHOLE, {"strategy": {"zero_hpz_partition_size": 2}},
      "strategy.zero_hpz_partition_size: expected 1 with parameters on drives"),
-    (DRIVES, {"strategy": {"trace": "breaks"}}, 'strategy.trace: expected "holds" with drives'),
+    (DRIVES, {"strategy": {"trace": "breaks"}},
+     'strategy.trace: expected "holds" with some blocks alone on drives, found "breaks", of which '
+     "each order has other requests; take strategy.sub_group_size = 1"),
+    (WHOLE | {"max_in_cpu": 3 * WEIGHT}, {"strategy": {"trace": "breaks", "sub_group_size": 1}},
+     "take strategy.sub_group_size = 1, offload.max_in_cpu = 0"),
     (DRIVES, {"cluster": {"preset": "pcie-box"}},
      "offload.optimizer: expected a cluster whose file has [drives], found pcie-box without; "),
     (DRIVES, {"model": {"preset": "gpt-3-175b"}, "cluster": {"preset": "cpu-gloo", "ranks": 4},
@@ -362,6 +366,17 @@ def test_what_drives_cannot_do_is_refused_with_what_is_needed(
     with pytest.raises(ScenarioError) as refused:
         scenario(offload, **more)
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("ahead", [0, 5 * 10**7])
+@pytest.mark.parametrize("offload", [BOTH_WAYS, WHOLE])
+def test_programs_of_a_trace_that_breaks_obey_every_law_with_drives(
+    offload: dict[str, Any], ahead: int
+) -> None:
+    case = scenario(offload, strategy={
+        "trace": "breaks", "sub_group_size": 1, "stage3_prefetch_bucket_size": ahead,
+    })
+    assert program_laws.breaches(plan(case, device="cuda")) == ()
 
 
 @pytest.mark.parametrize("stage", [1, 2])

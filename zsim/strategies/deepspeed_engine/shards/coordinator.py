@@ -65,6 +65,9 @@ class Carrier(Protocol):
     def read_ahead(self, parameters: Sequence[Parameter]) -> None:
         """Begin to read shards."""
 
+    def rename(self, names: Mapping[str, Parameter]) -> None:
+        """Shards that have been read are from now on those of other parameters, by fqn."""
+
 
 @dataclass(slots=True)
 class Coordinator:
@@ -143,6 +146,7 @@ class Coordinator:
             self.mode = "without"
             self.trace.clear()
             self._drop_in_flight(breaks=True)
+            self.carrier.rename(self.turned)
         if backward:
             self._in_backward[module] = None
         if self.mode == "records":

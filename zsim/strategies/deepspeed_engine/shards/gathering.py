@@ -6,7 +6,7 @@ Source: deepspeed/runtime/zero/partition_parameters.py, partitioned_param_coordi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.ir.buffers import Buffer, buffer_of, gather_of, on_host
@@ -248,6 +248,9 @@ class GatheringStep(EngineStep):
 
     def read_ahead(self, parameters: Sequence[Parameter]) -> None:
         """Read nothing, as nothing is on drives."""
+
+    def rename(self, names: Mapping[str, Parameter]) -> None:
+        """Nothing has been read."""
 
     def _free(self, buffer: Buffer) -> None:
         """Free by record_stream: the memory is free once compute has come so far."""

@@ -27,7 +27,7 @@ from zsim.strategies.building.parameters import (
     used_parameters,
 )
 from zsim.strategies.deepspeed_engine.layout import AXIS, EngineLayout
-from zsim.strategies.deepspeed_engine.options import ShardOptions
+from zsim.strategies.deepspeed_engine.options import ShardOptions, turned
 from zsim.strategies.deepspeed_engine.partition import MASTER_NBYTES
 from zsim.strategies.deepspeed_engine.shards.drives import SECTOR, DriveLayout, whole_kib
 from zsim.strategies.strategy import DriveFiles
@@ -61,6 +61,19 @@ def drives_of(
     """The layout on drives of each rank of `mesh`."""
     groups = _in_sub_groups(options, model, mesh)
     return DriveLayout(tuple(sum(numel for _, numel in group) for group in groups), offload)
+
+
+def _differ_in_files(
+    offload: Offload, options: ShardOptions, model: ModelSpec, mesh: Mesh
+) -> bool:
+    """True where a parameter of one block is in a file, and that of another block is in none."""
+    drives, groups = drives_of(offload, options, model, mesh), _in_sub_groups(options, model, mesh)
+    in_files = {
+        fqn: (number in drives.swapped, offload.parameters == "nvme" and end > offload.max_in_cpu)
+        for number, (group, end) in enumerate(zip(groups, accumulate(drives.sizes), strict=True))
+        for fqn, _ in group
+    }
+    return any(in_files.get(fqn) != in_files.get(p.fqn) for fqn, p in turned(model).items())
 
 
 def files_on_drives(
@@ -104,12 +117,13 @@ def drive_problems(
 ) -> Iterator[str]:
     """Refusals of too few buffers and of parameters on drives, one line each, the scenario's key
     first."""
-    if options.trace == "breaks":
-        yield (
-            'strategy.trace: expected "holds" with drives, found "breaks": each order has requests '
-            'to files of its own, which are not modelled; use offload.optimizer = "cpu"'
-        )
     drives = drives_of(offload, options, model, mesh)
+    if options.trace == "breaks" and _differ_in_files(offload, options, model, mesh):
+        yield (
+            'strategy.trace: expected "holds" with some blocks alone on drives, found "breaks", of '
+            "which each order has other requests; take strategy.sub_group_size = 1"
+            + ", offload.max_in_cpu = 0" * (offload.parameters == "nvme")
+        )
     if offload.buffer_count < (needed := drives.least_buffers(optimizer)):
         yield (
             f"offload.buffer_count: expected at least {needed}, for gradient, copy and states of "

@@ -102,6 +102,13 @@ class SwappingShardedStep(OffloadedShardedStep):
         self._fetched |= self._reading
         self._last_read = self._issue("drive_read", kernels=kernels, micro_batch=self.micro_batch)
 
+    def rename(self, names: Mapping[str, Parameter]) -> None:
+        """Shards in buffers are those of blocks that are called in other places."""
+        self._fetched, self._reading = (
+            {names[fqn].fqn if fqn in names else fqn for fqn in fqns}
+            for fqns in (self._fetched, self._reading)
+        )
+
     def gather(self, parameters: Sequence[Parameter], *, secondary: bool) -> Gather:
         """All-gather shards, of which those on drives are read first; the host waits."""
         missing = [p for p in parameters if self.is_on_drive(p)]
