@@ -42,11 +42,12 @@ CASES: tuple[tuple[dict[str, Any], dict[str, Any], int, tuple[int, ...]], ...] =
 def scenario(
     tables: dict[str, Any], strategy: dict[str, Any], num_ranks: int, *, form: str = "universal"
 ) -> Scenario:
-    """A scenario whose conversion has one process for each of its phases."""
+    """A scenario whose conversion, if any, has one process for each of its phases."""
+    workers = {"extract_workers": 1, "merge_workers": 1} if form == "universal" else {}
     return Scenario(
         **tables, cluster={"preset": "cpu-gloo", "ranks": num_ranks},
         strategy=strategy | {"reduce_bucket_size": 5000},
-        checkpoint={"format": form, "extract_workers": 1, "merge_workers": 1},
+        checkpoint={"format": form, **workers},
     )
 
 
