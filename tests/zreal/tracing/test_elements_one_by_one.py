@@ -1,5 +1,8 @@
-"""Kernels whose elements CUDA takes one by one, by TensorIterator.cpp and CUDALoops.cuh of torch
-2.13: their operands coalesce to one dimension without gaps, in the dtype of the kernel, or not."""
+"""Kernels whose elements CUDA takes one by one, by torch 2.13's TensorIterator.cpp and
+CUDALoops.cuh.
+
+Others have operands that coalesce to one dimension without gaps, in the kernel's dtype.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _kernel(*row: Any) -> Kernel:
     _require(
         not kernel.singly
         or kernel.singly * DTYPE_NBYTES.get(kernel.dtype, kernel.nbytes + 1) <= kernel.nbytes,
-        "as many elements one by one, of a known dtype, as its bytes hold",
+        "no more elements one by one, of a known dtype, than its bytes hold",
     )
     return kernel
 

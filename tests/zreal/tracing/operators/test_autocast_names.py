@@ -163,15 +163,15 @@ def test_a_trace_under_autocast_is_the_same_each_time_and_in_each_thread() -> No
         return result
 
     expected = traced(call, autocast="bfloat16")
-    found: list[TracedModel] = []
+    models: list[TracedModel] = []
     threads = [
-        Thread(target=lambda: found.append(traced(call, autocast="bfloat16"))) for _ in range(3)
+        Thread(target=lambda: models.append(traced(call, autocast="bfloat16"))) for _ in range(3)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [expected] * 3
+    assert models == [expected] * 3
 
 
 def test_torch_is_as_it_was_after_an_error_inside_the_module() -> None:
