@@ -341,9 +341,11 @@ def with_kernels(key: str) -> frozenset[str]:
     return frozenset(n.removeprefix("aten::") for n in names if n.startswith("aten::"))
 
 
-def kernels_of_autocast(kernels: Mapping[str, Callable[..., Any]]) -> torch.library.Library:
-    """`kernels`, by operator, in the place of those of a CPU's autocast."""
-    library = torch.library.Library("aten", "IMPL", "AutocastCPU")
+def replaced_kernels(
+    key: str, kernels: Mapping[str, Callable[..., Any]]
+) -> torch.library.Library:
+    """`kernels`, by operator, in the place of those that torch has for a dispatch key."""
+    library = torch.library.Library("aten", "IMPL", key)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a kernel is replaced is meant
         for name, kernel in kernels.items():
@@ -360,3 +362,19 @@ def no_autocast() -> AbstractContextManager[object]:
     """Inside, autocast of a CPU casts nothing."""
     autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
     return torch._C._ExcludeDispatchKeyGuard(autocast)
+
+
+@contextmanager
+def inputs_cast_by_custom_fwd(device_type: str, *, like: str) -> Iterator[None]:
+    """Inside, `torch.amp.custom_fwd` of one type of device casts inputs on another, `like`."""
+    module = cast(Any, torch.amp.autocast_mode)
+    original = module._cast
+
+    def cast_inputs(value: Any, of: str, dtype: torch.dtype) -> Any:
+        return original(value, like if of == device_type else of, dtype)
+
+    module._cast = cast_inputs
+    try:
+        yield
+    finally:
+        module._cast = original

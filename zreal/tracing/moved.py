@@ -18,6 +18,8 @@ from zsim.models.training_options import Device
 _COPIES = frozenset({"_to_copy", "clone", "copy_"})
 _IN_PLACE = frozenset({"masked_fill_"})
 """Operators of single elements that torch does not mark as such."""
+_CONDITIONS = frozenset({"where", "masked_fill", "masked_fill_", "native_dropout_backward"})
+"""Operators that read a condition or a mask of bytes."""
 _NORMS = frozenset({"native_layer_norm_backward", "_fused_rms_norm_backward"})
 _LOG_SOFTMAX = {"_log_softmax": (0, 2), "_log_softmax_backward_data": (1, 3)}
 """Direction and operands of log_softmax."""
@@ -49,37 +51,46 @@ def singly(
     """Elements that a kernel takes one by one: its operands lie otherwise than its result, or are
     cast.
 
-    torch loads several at once where all operands lie alike in one dtype. A copy to a narrower
-    dtype has a kernel of its own.
+    torch loads several at once where all operands lie alike in one dtype. Copies from float32 to
+    two bytes have a kernel of their own, and conditions are read as they are. Numbers on the host
+    become part of the kernel, but for `where`.
     """
     result = written[0]
     is_pointwise = torch.Tag.pointwise in func.tags or name in _COPIES | _IN_PLACE
     if not is_pointwise or not result.is_floating_point():
         return 0
-    operands = [tensor for tensor in read if tensor.dim()]
-    numbers = [tensor for tensor in operands if tensor.is_floating_point()]
-    if name in _COPIES:
-        cast = any(tensor.element_size() < result.element_size() for tensor in operands)
-    else:
-        cast = len({tensor.dtype for tensor in numbers}) > 1
+    operands = [tensor for tensor in read if tensor.dim() or name == "where"]
+    cast = any(
+        tensor.dtype != result.dtype and not _is_taken_as_it_is(name, tensor, result)
+        for tensor in operands
+    )
     alike = all(_lies_like(tensor, result) for tensor in operands)
     return result.numel() if cast or not alike else 0
 
 
+def _is_taken_as_it_is(name: str, tensor: torch.Tensor, result: torch.Tensor) -> bool:
+    """True for an operand of another dtype than the result's that is not cast element by element.
+    """
+    if name in _COPIES:
+        return tensor.dtype == torch.float32 and result.element_size() == 2
+    return tensor.is_complex() or (name in _CONDITIONS and tensor.dtype == torch.bool)
+
+
 def _lies_like(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """True for tensors of one shape whose elements lie in the same order, without gaps."""
-    if tensor.shape != other.shape:
-        return False
-    strides = sorted(
+    """True for a tensor whose elements lie in the order of those of `other`, without gaps, and are
+    not repeated for it."""
+    added = other.dim() - tensor.dim()
+    shape, strides = (1,) * added + tuple(tensor.shape), (0,) * added + tensor.stride()
+    same = sorted(
         (stride, size)
-        for size, stride, as_other in zip(
-            tensor.shape, tensor.stride(), other.stride(), strict=True
+        for size, stride, of_other, as_other in zip(
+            shape, strides, other.shape, other.stride(), strict=True
         )
-        if size > 1 and stride == as_other
+        if size > 1 and size == of_other and stride == as_other
     )
     dense = 1
-    for stride, size in strides:
+    for stride, size in same:
         if stride != dense:
             return False
         dense *= size
-    return dense == tensor.numel()
+    return dense == other.numel()

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from zreal.modules.own.user_code import user_code_error
+from zreal.tracing.fakes.autocast_names import AutocastNames
 from zreal.tracing.trace import trace
 from zsim.autograd.traced.model import TracedModel
 from zsim.autograd.traced.traced_file import MAX_SIZES
@@ -51,7 +52,7 @@ def trace_named(
         if name.startswith(HUB):
             make, arguments = _of_transformers(name.removeprefix(HUB), shapes)
         else:
-            make, arguments = _of_user(name), _arguments(shapes)
+            make, arguments = _of_user(name, device), _arguments(shapes)
         models.append(trace(
             make, arguments, units=units, dtype=dtype, autocast=autocast, device=device,
             checkpointing=ways,
@@ -98,8 +99,9 @@ def _sizes(
     return sizes
 
 
-def _of_user(name: str) -> Callable[[], nn.Module]:
-    """The class or function that makes the user's module."""
+def _of_user(name: str, device: Device) -> Callable[[], nn.Module]:
+    """The class or function that makes the user's module. Decorators of its forward are made as on
+    `device`."""
     path, _, attribute = name.partition(":")
     if not attribute or not all(part.isidentifier() for part in (*path.split("."), attribute)):
         raise ArgumentError(
@@ -108,7 +110,8 @@ def _of_user(name: str) -> Callable[[], nn.Module]:
     if "" not in sys.path:
         sys.path.insert(0, "")  # the folder that the command runs in, as python -m has it
     try:
-        make = getattr(import_module(path), attribute)
+        with AutocastNames(device):
+            make = getattr(import_module(path), attribute)
     except (Exception, SystemExit) as error:  # whatever a user's code may raise
         raise user_code_error(
             name, "a module of Python that can be imported", error,

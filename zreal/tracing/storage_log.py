@@ -9,6 +9,7 @@ sums, which `zreal.tracing.gradients.engine_sums` undoes. It must not know strat
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -137,6 +138,14 @@ class StorageLog(TorchDispatchMode):
         self._ignored |= living
         self.entries, self.reads, self.last_read, self.place = [], {}, {}, START
         return left
+
+    def in_order(self, free: Callable[[], None]) -> None:
+        """Call `free` and log what dies by birth, so that a trace is the same each time."""
+        before = len(self.entries)
+        free()
+        self.entries[before:] = sorted(
+            self.entries[before:], key=lambda e: e[1].storage if isinstance(e[1], Died) else 0
+        )
 
     def _forget(self, key: int) -> None:
         number = self._numbers.pop(key)

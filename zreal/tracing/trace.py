@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from threading import RLock
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from zreal.modules.checkpointing import recomputing
 from zreal.modules.initial_values import DTYPES
 from zreal.tracing.errors import UntraceableError, refuse
 from zreal.tracing.fake_module import Inputs, default_batch, fake, made, require_word
+from zreal.tracing.fakes.autocast_names import AutocastNames
 from zreal.tracing.fakes.cuda_autocast import CudaAutocast
 from zreal.tracing.fakes.device_kernels import KernelChoices
 from zreal.tracing.module_values import tensors_in
@@ -106,6 +108,16 @@ def trace(
         module=module, inputs=inputs, units=units, dtype=dtype, autocast=autocast, loss=loss,
         casts_input=casts_input, batch=batch, sums_in_place=sums_in_place, device=device, name=name,
     )
+    with _ONE_AT_A_TIME:
+        return _traced(request, checkpointing)
+
+
+_ONE_AT_A_TIME = RLock()
+"""Threads wait for each other, as functions and kernels of torch are replaced for all of them."""
+
+
+def _traced(request: _Request, checkpointing: Sequence[Checkpointing]) -> TracedModel:
+    """The model of a request, also recomputed."""
     try:
         plain, variants_of_hooks = _both(request)
         variants = []
@@ -150,20 +162,21 @@ class _Request:
         device, module = self.device, self.module
         with torch_private.fake_mode(), torch_private.failures_unlogged():
             log, choices = StorageLog(device), KernelChoices(device)
-            with log:
+            names = AutocastNames(device, in_order=log.in_order)
+            with log, names:
                 model = module if isinstance(module, nn.Module) else made(module)
             log.restart()
             step = fake(
                 model, self.inputs, units=self.units, dtype=self.dtype,
                 casts_input=self.casts_input,
             )
-            with choices, self._casts(), recomputing(model, recomputed, policy):
+            with choices, names, self._casts(), recomputing(model, recomputed, policy):
                 run, held = StepWatcher(
                     step=step, log=log, loss=self.loss,
                     casts=Precision(parameters=step.dtype, autocast=self.autocast),
                     sums_in_place=self.sums_in_place, unit_hooks=unit_hooks,
                 ).steady()
-        matters = choices.seen or log.device_matters or self.autocast != "none"
+        matters = choices.seen or log.device_matters or names.seen
         traced = TracedStep(
             name=self.name or type(model).__name__, groups=step.groups, dtype=step.dtype,
             batch=self.batch or default_batch(step), casts_input=step.cast is not None,
@@ -178,9 +191,7 @@ class _Request:
 
     def _casts(self) -> AbstractContextManager[object]:
         """Autocast of a CPU as that of the device casts."""
-        if self.autocast == "none" or self.device == "cpu":
-            return nullcontext()
-        return CudaAutocast(DTYPES[self.autocast])
+        return nullcontext() if self.device == "cpu" else CudaAutocast()
 
 
 def _both(

@@ -51,7 +51,7 @@ def traced(
 ) -> TracedModel:
     """The model of one training step, also where the caller is evaluating or in autocast.
 
-    ArgumentError in autocast on CUDA, which casts other operators than the tracer knows.
+    ArgumentError in autocast on CUDA, in which no GPU has run this yet.
     """
     autocast = autocast_on(device)
     if device == "cuda" and autocast != "none":

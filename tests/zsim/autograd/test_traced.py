@@ -381,6 +381,12 @@ def memory(table: Any) -> list[Any]:
     return events
 
 
+def first_kernel(table: Any) -> list[Any]:
+    """The row of the first module's first kernel in a file."""
+    row: list[Any] = table["modules"][0]["lowered"]["forward"]["kernels"][0]
+    return row
+
+
 def changed(change: Callable[[Any], Any]) -> bytes:
     table = json.loads(dump(MODEL))
     change(table)
@@ -394,6 +400,9 @@ def changed(change: Callable[[Any], Any]) -> bytes:
     (lambda t: t.pop("schema"), "file: schema: expected zsim-traced-model-4"),
     (lambda t: t.update(more=1), "file: more: expected no such key, found 1"),
     (lambda t: t.pop("units"), "file: units: expected a value, found nothing"),
+    (lambda t: first_kernel(t).__setitem__(7, -1), "[0][7]: expected at least 0, found -1"),
+    (lambda t: first_kernel(t).__setitem__(7, 2**60),
+     "[0]: expected no more elements one by one, of a known dtype, than its bytes hold"),
     (lambda t: t.update(dtype="int64"),
      'file: dtype: expected float32, bfloat16 or float16, found "int64"'),
     (lambda t: t.update(devices=["**/*"]),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from zreal import torch_private
+from zreal.tracing.errors import refuse
 from zreal.tracing.module_values import tensors_in
 
 Kernel = Callable[..., Any]
@@ -51,16 +52,17 @@ WIDEST = _names("""
     addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add tensordot vdot
 """)
 """Operators that it runs in the widest dtype of their arguments."""
+BANNED = _names("binary_cross_entropy")
+"""Operators that it refuses."""
 
 
 class CudaAutocast:
-    """Inside, torch.autocast of a CPU casts as that of CUDA does, to `dtype`.
+    """Inside, torch.autocast of a CPU casts as that of CUDA does, and softmax as CUDA's.
 
     Copies of weights are kept until autocast's cache is cleared, as its own are.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+    def __init__(self) -> None:
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
         self._clear = torch.clear_autocast_cache
 
@@ -77,13 +79,22 @@ class CudaAutocast:
         kernels |= dict.fromkeys(
             torch_private.with_kernels("AutocastCPU") - on_cuda, torch.library.fallthrough_kernel
         )
-        self._library = torch_private.kernels_of_autocast(kernels)
+        kernels |= {name: partial(_refused, name) for name in BANNED & on_cuda}
+        composites: dict[str, Kernel] = {
+            "softmax.int": partial(_softmax, torch.ops.aten._softmax),
+            "log_softmax.int": partial(_softmax, torch.ops.aten._log_softmax),
+        }
+        self._libraries = [
+            torch_private.replaced_kernels("AutocastCPU", kernels),
+            torch_private.replaced_kernels("CompositeImplicitAutograd", composites),
+        ]
         torch.clear_autocast_cache = self._clear_all
 
     def __exit__(self, *error: object) -> None:
         torch.clear_autocast_cache = self._clear
         self._copies.clear()
-        torch_private.remove_kernels(self._library)
+        for library in self._libraries:
+            torch_private.remove_kernels(library)
 
     def _clear_all(self) -> None:
         self._copies.clear()
@@ -95,13 +106,15 @@ class CudaAutocast:
 
     def _narrow(self, tensor: Tensor) -> Tensor:
         """`tensor` in the narrow dtype; the copy of a float32 leaf is kept."""
-        if not _is_cast(tensor) or tensor.dtype == self._dtype:
+        dtype = _narrow_dtype()
+        if not _is_cast(tensor) or tensor.dtype == dtype:
             return tensor
-        if tensor.dtype != torch.float32 or not (tensor.requires_grad and tensor.is_leaf):
-            return tensor.to(self._dtype)
+        is_weight = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf
+        if not is_weight or not torch.is_autocast_cache_enabled():
+            return tensor.to(dtype)
         known = self._copies.get(id(tensor))
         if known is None:
-            known = self._copies[id(tensor)] = tensor, tensor.to(self._dtype)
+            known = self._copies[id(tensor)] = tensor, tensor.to(dtype)
         return known[1]
 
     def _widest(self, operator: Kernel, *args: Any, **options: Any) -> Any:
@@ -110,13 +123,28 @@ class CudaAutocast:
         )
         with torch_private.no_autocast():
             return _called(
-                operator, args, options, partial(_to, dtype=torch.float32 if wide else self._dtype)
+                operator, args, options,
+                partial(_to, dtype=torch.float32 if wide else _narrow_dtype()),
             )
+
+
+def _narrow_dtype() -> torch.dtype:
+    """The dtype of the innermost torch.autocast."""
+    return torch.get_autocast_dtype("cpu")
 
 
 def _widened(operator: Kernel, *args: Any, **options: Any) -> Any:
     with torch_private.no_autocast():
         return _called(operator, args, options, partial(_to, dtype=torch.float32))
+
+
+def _refused(name: str, *_: Any, **__: Any) -> Any:
+    raise refuse(
+        name, "operators that CUDA's autocast takes", "one that it refuses, as float16 is too "
+        "narrow for its gradient",
+        "take binary_cross_entropy_with_logits, or torch.autocast(\"cuda\", enabled=False) around "
+        "it",
+    )
 
 
 def as_on_cuda(name: str, function: Kernel) -> Kernel:
@@ -129,7 +157,7 @@ def as_on_cuda(name: str, function: Kernel) -> Kernel:
         if name in WIDENED & torch_private.with_kernels("AutocastCUDA"):
             return _widened(function, *args, **options)
         with torch_private.no_autocast():
-            narrow = partial(_to, dtype=torch.get_autocast_dtype("cpu"))
+            narrow = partial(_to, dtype=_narrow_dtype())
             return _called(function, args, options, narrow)
 
     return called
@@ -142,6 +170,15 @@ def _wide_result(operator: Any, *args: Any, **options: Any) -> Any:
         named["dtype"] = torch.float32
     with torch_private.no_autocast():
         return operator.overloadpacket(named.pop(names[0]), **named)
+
+
+def _softmax(
+    kernel: Kernel, tensor: Tensor, dim: int, dtype: torch.dtype | None = None
+) -> Any:
+    """softmax or its logarithm, of which CUDA has one `kernel` from float16 to float32; a CPU casts
+    first (SoftMax.cpp)."""
+    fused = tensor.dtype == torch.float16 and dtype == torch.float32
+    return kernel(tensor if fused or dtype is None else tensor.to(dtype), dim, fused)
 
 
 def _called(

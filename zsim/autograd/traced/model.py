@@ -51,7 +51,7 @@ AGAIN = {
     "sequence_length": "trace it again with --input BxS and the values that --sequence-length "
                        "names",
     "dtype": "trace it again with that --dtype",
-    "autocast": "trace it again with that --autocast",
+    "autocast": "name it in precision.autocast, or trace it again with another --autocast",
 }
 """Way to mend a scenario that asks for what a trace does not have, by key."""
 

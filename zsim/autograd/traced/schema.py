@@ -65,8 +65,9 @@ def _kernel(*row: Any) -> Kernel:
     _require(len(kernel.shape) in (0, 4) and 0 not in kernel.shape, "4 sizes above 0, or none")
     _require(bool(kernel.shape) or not kernel.transposed, "the shape of a transposed product")
     _require(
-        not kernel.singly or kernel.dtype in DTYPE_NBYTES,
-        "no elements one by one of a dtype whose size is not known",
+        not kernel.singly
+        or kernel.singly * DTYPE_NBYTES.get(kernel.dtype, kernel.nbytes + 1) <= kernel.nbytes,
+        "no more elements one by one, of a known dtype, than its bytes hold",
     )
     return kernel
 
