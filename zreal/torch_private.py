@@ -341,21 +341,18 @@ def with_kernels(key: str) -> frozenset[str]:
     return frozenset(n.removeprefix("aten::") for n in names if n.startswith("aten::"))
 
 
-def replaced_kernels(
-    key: str, kernels: Mapping[str, Callable[..., Any]]
-) -> torch.library.Library:
-    """`kernels`, by operator, in the place of those that torch has for a dispatch key."""
+@contextmanager
+def replaced_kernels(key: str, kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Inside, `kernels` by operator in the place of those that torch has for a dispatch key."""
     library = torch.library.Library("aten", "IMPL", key)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is replaced is meant
-        for name, kernel in kernels.items():
-            library.impl(name, kernel, allow_override=True)
-    return library
-
-
-def remove_kernels(library: torch.library.Library) -> None:
-    """Take the kernels of `library` back."""
-    library._destroy()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is replaced is meant
+            for name, kernel in kernels.items():
+                library.impl(name, kernel, allow_override=True)
+        yield
+    finally:
+        library._destroy()
 
 
 def no_autocast() -> AbstractContextManager[object]:

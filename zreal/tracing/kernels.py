@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from zreal.tracing import moved
+from zreal.tracing import kernel_work
 from zsim.ir.ops import CAST_LOGITS, Kernel
 from zsim.models.training_options import DTYPE_NBYTES, Device
 
@@ -99,7 +99,7 @@ def kernel(
     )
     if name in _LOOKUPS:
         nbytes += _nbytes(written[0])
-    nbytes += moved.further_nbytes(name, arguments, device=device)
+    nbytes += kernel_work.further_nbytes(name, arguments, device=device)
     dtype = next((t.dtype for t in written if t.dtype.is_floating_point), written[0].dtype)
     flops = _flops(func, name, arguments, options, result)
     shape = _shape(name, arguments)
@@ -107,7 +107,7 @@ def kernel(
     transposed = bool(known) and name in _PRODUCTS and _is_transposed(*_factors(name, arguments))
     return Kernel(
         name, flops, nbytes, str(dtype).removeprefix("torch."), shape=known, transposed=transposed,
-        singly=moved.singly(func, name, read, written),
+        singly=kernel_work.singly(func, name, read, written),
     )
 
 

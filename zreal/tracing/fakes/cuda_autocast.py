@@ -9,6 +9,7 @@ CUDA, which take fake tensors where nothing records gradients. It knows no modul
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -64,7 +65,6 @@ class CudaAutocast:
 
     def __init__(self) -> None:
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
-        self._clear = torch.clear_autocast_cache
 
     def __enter__(self) -> None:
         policies: list[tuple[frozenset[str], Callable[..., Any]]] = [
@@ -84,21 +84,23 @@ class CudaAutocast:
             "softmax.int": partial(_softmax, torch.ops.aten._softmax),
             "log_softmax.int": partial(_softmax, torch.ops.aten._log_softmax),
         }
-        self._libraries = [
-            torch_private.replaced_kernels("AutocastCPU", kernels),
-            torch_private.replaced_kernels("CompositeImplicitAutograd", composites),
-        ]
-        torch.clear_autocast_cache = self._clear_all
+        clear = torch.clear_autocast_cache
+        with ExitStack() as stack:
+            for key, replacing in (
+                ("AutocastCPU", kernels), ("CompositeImplicitAutograd", composites)
+            ):
+                stack.enter_context(torch_private.replaced_kernels(key, replacing))
+            stack.callback(self._copies.clear)
+            stack.callback(setattr, torch, "clear_autocast_cache", clear)
+            torch.clear_autocast_cache = partial(self._clear_all, clear)
+            self._undo = stack.pop_all()
 
     def __exit__(self, *error: object) -> None:
-        torch.clear_autocast_cache = self._clear
-        self._copies.clear()
-        for library in self._libraries:
-            torch_private.remove_kernels(library)
+        self._undo.close()
 
-    def _clear_all(self) -> None:
+    def _clear_all(self, clear: Callable[[], None]) -> None:
         self._copies.clear()
-        self._clear()
+        clear()
 
     def _narrowed(self, operator: Kernel, *args: Any, **options: Any) -> Any:
         with torch_private.no_autocast():
