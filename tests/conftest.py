@@ -47,6 +47,9 @@ Coverage of them would take a third of CI's time; what CI says is covered is cov
 _num_modules = 0
 """Number of modules imported when objects were last left out."""
 
+_torch_state: dict[str, object] = {}
+"""torch's switches of the whole process, as the test that runs found them."""
+
 
 def pytest_collection_finish() -> None:
     """Leave out of every later `gc.collect` the million objects that imports and collection made.
@@ -59,12 +62,17 @@ def pytest_collection_finish() -> None:
     _num_modules = len(sys.modules)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    _torch_state.update(_state_of_torch())
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """After each file, and each test that has imported something, do so with what is there then.
 
     torch imports half of itself at the first step of an optimizer. A test that leaves a process
-    group behind fails itself, and not those that come after it.
+    group or a switch of torch behind fails itself, and not those that come after it.
     """
     if nextitem is None or nextitem.path != item.path or len(sys.modules) > _num_modules:
         pytest_collection_finish()
@@ -72,6 +80,26 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if dist is not None and dist.is_initialized():
         dist.destroy_process_group()
         pytest.fail(f"{item.nodeid} left a process group behind: expected it to be destroyed")
+    changed = [
+        f"{name}: {_torch_state[name]} before, {value} after"
+        for name, value in _state_of_torch().items() if _torch_state.get(name, value) != value
+    ]
+    if changed:
+        pytest.fail(f"{item.nodeid} left torch changed; {', '.join(changed)}: expected as before")
+
+
+def _state_of_torch() -> dict[str, object]:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_autocast_dtype"):
+        return {}
+    asked = {name: getattr(torch, name)() for name in (
+        "get_default_dtype", "get_default_device", "is_grad_enabled", "get_num_threads",
+        "are_deterministic_algorithms_enabled",
+    )}
+    for device in ("cpu", "cuda"):
+        asked[f"is_autocast_enabled {device}"] = torch.is_autocast_enabled(device)
+        asked[f"get_autocast_dtype {device}"] = torch.get_autocast_dtype(device)
+    return asked
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

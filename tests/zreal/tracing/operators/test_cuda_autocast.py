@@ -50,6 +50,7 @@ class Calls(TorchDispatchMode):
 @contextmanager
 def of_cuda() -> Iterator[None]:
     """torch.autocast of CUDA, which its own class turns off without a GPU."""
+    before = torch.get_autocast_dtype("cuda")
     torch.set_autocast_enabled("cuda", True)
     torch.set_autocast_dtype("cuda", torch.bfloat16)
     torch.autocast_increment_nesting()
@@ -58,6 +59,7 @@ def of_cuda() -> Iterator[None]:
     finally:
         torch.autocast_decrement_nesting()
         torch.clear_autocast_cache()
+        torch.set_autocast_dtype("cuda", before)
         torch.set_autocast_enabled("cuda", False)
 
 
