@@ -16,8 +16,9 @@ function factsSection() {
 
 function assumedSection() {
   const box = section("assumed", "Constants and what is assumed",
-    "Every constant behind these figures, the least certain first. Step times are 90 % bands; all " +
-    "rest on the same constants, so differences are more certain than the times.");
+    "Every constant of the cluster, also those that this step does not read, the least certain " +
+    "first. Step times are 90 % bands; all rest on the same constants, so differences are more " +
+    "certain than the times.");
   const below = element(box, "div");
   drawn("assumed", () => {
     below.replaceChildren();
