@@ -16,7 +16,6 @@ from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd.graph import _engine_run_backward
 from torch.distributed import distributed_c10d
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.tensor import DTensor, _sharding_prop
@@ -102,11 +101,6 @@ def flat_parameters(root: FullyShardedDataParallel) -> list[torch.Tensor]:
     """
     flats = (module._flat_param for module in FullyShardedDataParallel.fsdp_modules(root))
     return [flat for flat in flats if flat is not None]
-
-
-def rank_map(mesh: DeviceMesh) -> torch.Tensor:
-    """The ranks of a mesh in host memory, which meshes derived from it view."""
-    return mesh._rank_map
 
 
 def process_group(arguments: tuple[object, ...]) -> dist.ProcessGroup | None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from zsim.cluster.testbed import Layout
 from zsim.errors import BackendUnavailableError
 
-SETUP_S = 60.0
 PROGRAMS = ("ip", "tc")
 
 

@@ -5,7 +5,6 @@ Files come from anywhere, so their sizes are limited.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import hypot, prod
@@ -144,13 +143,6 @@ def middle(times: Iterable[float]) -> float:
     """The middle between the least and the most of what the readings of a row come to."""
     known = list(times)
     return (min(known) + max(known)) / 2
-
-
-def plain_number(text: str) -> float:
-    """The number 5762, 5.762e3 or 785.5; ValueError for anything else, as 1_000 or ٣."""
-    if not re.fullmatch(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", text, re.ASCII):
-        raise ValueError
-    return float(text)
 
 
 def content(path: Path) -> bytes:

@@ -9,8 +9,6 @@ from zsim.errors import ScenarioError, listed
 from zsim.scenario.scenario import Scenario
 from zsim.strategies import STRATEGIES
 
-ELSEWHERE = ("model", "cluster", "batch.sequence_length")
-"""Keys that a script or a launcher has, and no config."""
 NO_TRAINING = ("description", "expect", "lint", "steps", "seed", "checkpoint")
 """Keys that tell nothing of how a model is trained."""
 

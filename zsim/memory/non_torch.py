@@ -192,19 +192,6 @@ def total(items: tuple[NonTorchMemory, ...]) -> NonTorchMemory:
     )
 
 
-def room(device: Device, items: tuple[NonTorchMemory, ...]) -> Capacity:
-    """Bytes of `device` for torch's allocator: those that CUDA reports less `items`, the band from
-    the worst of both."""
-    all_of_it, taken = capacity(device), total(items)
-    return Capacity(
-        nbytes=all_of_it.nbytes - taken.nbytes,
-        low=all_of_it.low - taken.high,
-        high=all_of_it.high - taken.low,
-        provenance="assumed",
-        source=f"{all_of_it.source}; less {taken.source}",
-    )
-
-
 def _nccl(
     cluster: ClusterSpec, mesh: Mesh, name: str, ops: frozenset[str], rank: int
 ) -> list[NonTorchMemory]:

@@ -25,12 +25,10 @@ from zsim.cluster.collectives.nccl.buffers import (
 from zsim.ir.mesh import Mesh
 from zsim.ir.program import Program
 from zsim.memory.non_torch import (
-    NonTorchMemory,
     capacity,
     communicators,
     cublas_workspace,
     outside,
-    room,
     runtime,
     total,
 )
@@ -184,20 +182,6 @@ def test_a_workspace_of_cublas_is_32_mib_on_hopper_and_blackwell_and_8_mib_and_1
     cluster, nbytes
 ):
     assert cublas_workspace(load_cluster(cluster).device) == nbytes
-
-
-def test_the_room_for_the_allocator_is_what_cuda_reports_less_the_rest_and_its_band_the_worst_of_both():  # noqa: E501
-    cluster = load_cluster("dgx-h100")
-    items = (
-        NonTorchMemory(
-            name="x", nbytes=2 * GIB, low=GIB, high=3 * GIB, provenance="assumed",
-            source="this test",
-        ),
-    )
-    left = room(cluster.device, items)
-    assert (left.low, left.nbytes, left.high) == (
-        round(79.09 * GIB) - 3 * GIB, round(79.11 * GIB) - 2 * GIB, round(79.25 * GIB) - GIB,
-    )
 
 
 def test_a_cpu_holds_nothing_besides():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from zsim.analysis.checkpoints.pieces import Files
 from zsim.analysis.checkpoints.reshard import CheckpointError, Read, reads
@@ -144,9 +143,3 @@ def _by_file(made: Sequence[FileRead]) -> Iterator[FileRead]:
         grouped.setdefault(read.file, []).append(read)
     for own in grouped.values():
         yield from own
-
-
-def host_peak(made: Sequence[FileRead]) -> int:
-    """The most host memory that reads take: a stored tensor is kept until the next is there."""
-    sizes = [read.nbytes for read in made]
-    return max((before + now for before, now in pairwise([0, *sizes])), default=0)
