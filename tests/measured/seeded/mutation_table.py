@@ -42,6 +42,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "engine": (
         "tests/zsim/engine/events/test_rank_schedule.py",
         "tests/zsim/engine/test_faulty_steps.py", "tests/zsim/engine/test_simulate.py",
+        "tests/zsim/engine/test_engine_in_order.py",
     ),
     "contention": ("tests/zsim/engine/contention",),
     "real ring": ("tests/zreal/executor/test_ring.py",),

@@ -6,7 +6,6 @@ import pytest
 
 from tests.support.folders import SCENARIOS
 from tests.support.programs.hand_made import Plain, compute, program
-from tests.support.programs.longest_path import longest_path
 from zsim.cluster.cluster_presets import load_cluster
 from zsim.engine.costs.op_costs import Costs
 from zsim.engine.simulate import simulate
@@ -14,7 +13,6 @@ from zsim.engine.timeline import Delays
 from zsim.errors import DeadlockError
 from zsim.ir.mesh import Mesh
 from zsim.ir.ops import Kernel, Op
-from zsim.ir.order.graph import Node, graph
 from zsim.ir.program import Program, RankProgram
 from zsim.runs.backend import RunOptions
 from zsim.runs.simulator import SimBackend
@@ -43,39 +41,6 @@ def with_queue(costs: Costs, launch_queue: int) -> Costs:
             costs.cluster, device=replace(costs.cluster.device, launch_queue=launch_queue)
         ),
     )
-
-
-def longest(program: Program, costs: Costs) -> int:
-    """The makespan as a longest path: op durations and issue times as nodes, every queue and wait
-    as an edge."""
-
-    def node_ns(node: Node, op: Op) -> int:
-        if node[0] == "issue":
-            return costs.issue_ns(op)
-        return (
-            costs.collective_ns(op.kind, op.nbytes, node[2])
-            if node[0] == "meet"
-            else costs.compute_ns(op.kernels)
-        )
-
-    return longest_path(graph(program, launch_queue=costs.launch_queue), node_ns)[0]
-
-
-@pytest.mark.parametrize("name", GPU + CPU)
-def test_the_makespan_is_the_longest_path_of_the_queue_augmented_graph(name):
-    """Collectives have their links to themselves: durations in the graph do not depend on what else
-    runs."""
-    program, costs = planned(name)
-    alone = simulate(program, costs=costs, contention=False).step_time_ns
-    assert alone == longest(program, costs) <= simulate(program, costs=costs).step_time_ns
-
-
-@pytest.mark.parametrize("name", GPU + CPU)
-@pytest.mark.parametrize("launch_queue", [1, 60])
-def test_so_it_is_when_the_host_waits_for_room_in_its_launch_queue(name, launch_queue):
-    program, costs = planned(name)
-    costs = with_queue(costs, launch_queue)
-    assert simulate(program, costs=costs, contention=False).step_time_ns == longest(program, costs)
 
 
 def test_a_host_is_never_farther_ahead_than_its_launch_queue_allows():
@@ -108,15 +73,6 @@ def test_a_slow_host_gains_nothing_from_a_shorter_queue():
     assert steps[-1] == steps[-2] < steps[0]
 
 
-@pytest.mark.parametrize("name", GPU + CPU)
-def test_folded_ranks_take_the_time_of_all_ranks(name):
-    program, costs = planned(name)
-    folded, whole = simulate(program, costs=costs), simulate(program, costs=costs, all_ranks=True)
-
-    assert folded.step_time_ns == whole.step_time_ns
-    assert folded.ranks == {rank: whole.ranks[rank] for rank in folded.ranks}
-
-
 @pytest.mark.parametrize("preset", ["dgx-h100", "p4d"])
 @pytest.mark.parametrize(
     ("nodes", "replicate", "shard"),
@@ -139,46 +95,6 @@ def test_folded_ranks_take_the_time_of_all_ranks_when_some_groups_cross_nodes_an
     assert folded.step_time_ns == whole.step_time_ns
     unfolded = {rank: folded.ranks[like] for rank, like in enumerate(folded.representatives)}
     assert unfolded == whole.ranks
-
-
-@pytest.mark.parametrize("name", GPU + CPU)
-def test_no_stream_and_no_communicator_does_two_things_at_once(name):
-    program, costs = planned(name)
-    for rank, times in simulate(program, costs=costs).ranks.items():
-        ops = program.of_rank(rank).steady
-        queues = {
-            **{f"stream {op.stream}": [] for op in ops},
-            **{f"group {op.group}": [] for op in ops if op.group},
-        }
-        for op in ops:
-            queues[f"stream {op.stream}"].append(op.index)
-            if op.group:
-                queues[f"group {op.group}"].append(op.index)
-
-        for name, queue in queues.items():
-            if name != "stream host":
-                assert all(
-                    times.ends[a] <= times.starts[b] for a, b in zip(queue, queue[1:], strict=False)
-                )
-
-
-@pytest.mark.parametrize("name", GPU)
-def test_an_op_starts_after_what_it_waits_for(name):
-    program, costs = planned(name)
-    for rank, times in simulate(program, costs=costs).ranks.items():
-        for op in program.of_rank(rank).steady:
-            assert all(times.ends[index] <= times.starts[op.index] for index in op.waits)
-
-
-@pytest.mark.parametrize("name", GPU)
-def test_more_bandwidth_is_never_slower_for_a_fixed_order(name):
-    program, costs = planned(name)
-    links, cluster = costs.cluster.links, costs.cluster
-    wider = replace(links.fabric, bandwidth=links.fabric.bandwidth * 2)
-    faster = Costs(cluster=replace(cluster, links=replace(links, fabric=wider)))
-    assert (
-        simulate(program, costs=faster).step_time_ns <= simulate(program, costs=costs).step_time_ns
-    )
 
 
 def test_lookahead_of_one_hides_what_can_be_hidden_and_of_two_nothing_more():
@@ -263,7 +179,6 @@ def test_a_host_that_waits_issues_what_follows_late_and_the_graph_agrees():
     issue = costs.issue_ns(ops[2])
     assert times.starts[2] == times.issued[2] == times.ends[0] + issue
     assert times.starts[3] == times.ends[0] + 2 * issue
-    assert timeline.step_time_ns == longest(program, costs)
 
 
 def test_a_pause_of_the_host_holds_up_all_that_it_issues_afterwards():
