@@ -130,13 +130,6 @@ def test_a_cluster_file_that_is_not_there_is_told_by_its_argument():
     assert wrong.startswith("cluster: nope.toml: expected a cluster's file, found no such file; ")
 
 
-def test_a_problem_of_a_scenario_has_its_parts():
-    with pytest.raises(zsim.ScenarioError) as caught:
-        SMALL.with_(seed=1.5)
-    error = caught.value
-    assert (error.where, error.expected, error.found) == ("Scenario: seed", "a whole number", "1.5")
-
-
 @pytest.mark.gloo
 def test_a_testbed_needs_ranks_that_use_its_network(capsys):
     pytest.importorskip("torch")

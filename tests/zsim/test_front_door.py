@@ -378,11 +378,6 @@ def test_what_a_notebook_shows_is_short(tmp_path):
     assert "collective order" in str(comparison)
 
 
-def test_ranks_that_are_not_there_are_refused():
-    with pytest.raises(zsim.ZsimError, match="expected ranks 0 to 3 of scenario, found 9"):
-        zsim.simulate(SMALL, ranks=(9,))
-
-
 @pytest.mark.parametrize("wrong", [3, None, "x.toml", {"model": {}}], ids=repr)
 @pytest.mark.parametrize("name", sorted(
     name for name, names in SIGNATURES.items() if (names or "").startswith("scenario,")

@@ -99,21 +99,12 @@ class Interrupted(Echo):
         raise self.by
 
 
-class Talkative(Echo):
-    """A backend that answers something else than a Run."""
-
-    name = "talkative"
-
-    def run(self, scenario: Scenario, *, options: RunOptions) -> RunRecord:
-        return "fine"  # type: ignore[return-value]
-
-
 @pytest.fixture(autouse=True)
 def offered(monkeypatch):
     """The backends of this file, and one whose package is missing."""
     values = {
         name.lower(): f"{__name__}:{name}"
-        for name in ("Echo", "Fat", "Thin", "Broken", "Interrupted", "Talkative")
+        for name in ("Echo", "Fat", "Thin", "Broken", "Interrupted")
     }
     values["gone"] = "a_package_that_is_not_there:Backend"
     entries = [
@@ -333,19 +324,15 @@ strategy = { name = "hsdp", dp_replicate = 2, dp_shard = 12 }
     (["run", FSDP2, "--timeout", "nan"], 2, "zsim: --timeout: expected seconds between 0 "
                                             "and 86400, found nan"),
     (["run"], 2, "SCENARIO"), (["run", "none.toml"], 2, "none.toml: no such file"),
-    (["run", FSDP2, "--backend", "ech"], 2, "zsim: --backend: expected broken, "),
     (["run", FSDP2, "--backend", "ech"], 2, "did you mean echo?"),
     (["validate", FSDP2, "--against", "ech"], 2, "zsim: --against: expected broken, "),
     (["run", FSDP2, "--backend", "gone"], 3, "pip install 'zsim[real]'"),
     (["validate", FSDP2, "--against", "sim"], 2, "zsim: --against: expected a backend "
                                                  "that runs for real, found sim"),
-    (["run", FSDP2, "--ranks", "0,9"], 2, "expected ranks 0 to 3 of fsdp2-mlp-4, found 9"),
     (["run", FSDP2, "--ranks", "0-2"], 2, "zsim: --ranks: expected ranks as 0,7, found "
                                           "'0-2'\n"),
     (["run", FSDP2, "--save"], 2, "zsim: --save: expected one argument, found none\n"),
-    (["run", FSDP2, "--timeout", "nan"], 2, "expected seconds"),
     (["compare", "none.json", "none.json"], 2, "none.json: expected a saved Run"),
-    (["show", "none.toml"], 2, "none.toml: no such file"),
     (["list", "wishes"], 2, "zsim: zsim list: expected scenarios, models, "),
 ])
 def test_bad_usage_is_answered_in_words(capsys, arguments, code, message):
@@ -359,14 +346,10 @@ def test_errors_are_one_json_object_as_well(capsys):
     assert [problem.split(":")[0] for problem in printed["error"]] == ["a.toml", "b.toml"]
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["--backend", "echo", "--trace", "t.json"], "--trace: expected a backend that records "
-                                                 "time, as sim and gloo do, found echo"),
-    (["--interpreter", "executor"], "--interpreter: expected a real backend, found sim"),
-])
-def test_what_a_backend_cannot_give_is_refused_before_the_run(arguments, message, capsys):
-    assert main(["run", FSDP2, *arguments]) == 2
-    assert message in capsys.readouterr().err
+def test_what_a_backend_cannot_give_is_refused_before_the_run(capsys):
+    assert main(["run", FSDP2, "--backend", "echo", "--trace", "t.json"]) == 2
+    assert ("--trace: expected a backend that records time, as sim and gloo do, found echo"
+            in capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("arguments", [["--ranks", "x"], ["--save", ""], ["--bogus"]])
@@ -437,18 +420,6 @@ def test_kinds_of_memory_that_a_backend_does_not_see_are_null_and_not_zero(capsy
     printed = json.loads(capsys.readouterr().out)
     assert set(printed["peak_memory_by_kind"].values()) == {None}
     assert printed["peak_memory_bytes"] > 0
-
-
-@pytest.mark.parametrize(
-    ("backend", "complaint"),
-    [("broken", "found KeyError: 'flurb' ("), ("talkative", "expected a Run, found str")],
-)
-def test_a_backend_that_breaks_down_is_named_and_not_a_traceback(backend, complaint, capsys):
-    assert main(["run", FSDP2, "--backend", backend]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith(f"zsim: backend {backend}: expected a Run")
-    assert complaint in error
-    assert "Traceback" not in error
 
 
 @pytest.mark.parametrize(
@@ -549,12 +520,6 @@ def test_what_a_scenario_names_is_not_written_over(tmp_path, capsys, option):
 def test_two_results_are_not_written_to_one_file(tmp_path, capsys):
     assert main(["run", FSDP2, "--save", str(tmp_path / "x"), "--trace", str(tmp_path / "x")]) == 2
     assert "--trace: expected a file of its own" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["run", "validate"])
-def test_some_ranks_and_all_ranks_together_are_refused(capsys, command):
-    assert main([command, ZERO3, "--ranks", "0", "--all-ranks"]) == 2
-    assert "--ranks: expected some ranks or all of them" in capsys.readouterr().err
 
 
 def test_the_version_is_printed(capsys):

@@ -49,6 +49,13 @@ class Theirs:
         )
 
 
+class Fine(Theirs):
+    """It answers something else than a Run."""
+
+    def run(self, scenario: Scenario, *, options: RunOptions) -> Any:
+        return "fine"
+
+
 def without_phases() -> RunRecord:
     run = SimBackend().run(load(SCENARIO), options=RunOptions())
     return replace(run, ranks=tuple(replace(rank, phases={}) for rank in run.ranks))
@@ -70,6 +77,8 @@ def without_phases() -> RunRecord:
     (Theirs(ranks=without_phases().ranks), "whose rank 0 has no construction phase"),
     (Theirs(mesh=None), "backend theirs: expected a whole Run, found a damaged one"),
     (Theirs(ranks=SystemExit(0)), "backend theirs: expected a Run, found SystemExit: 0"),
+    (Theirs(ranks=KeyError("flurb")), "backend theirs: expected a Run, found KeyError: 'flurb' ("),
+    (Fine(), "backend theirs: expected a Run, found str"),
 ])
 @pytest.mark.parametrize(
     "command", [["run", SCENARIO, "--backend"], ["validate", SCENARIO, "--against"]]
