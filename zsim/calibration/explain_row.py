@@ -9,8 +9,8 @@ from zsim.calibration import memory_pressure
 from zsim.calibration.collectives import group_of, predict
 from zsim.calibration.data.table import OR
 from zsim.calibration.records import Collective, Skipped, Step
+from zsim.cluster.collectives.nccl.durations import factor
 from zsim.cluster.collectives.nccl.estimate import channels
-from zsim.cluster.collectives.nccl.tuner import bus_factor
 from zsim.errors import ZsimError
 from zsim.io.units import counted, format_bytes, format_time
 from zsim.scenario.plan import planned
@@ -82,7 +82,7 @@ def _pressure(row: Step) -> tuple[str, ...]:
 def _collective(row: Collective) -> dict[str, str]:
     answer, group = predict(row), group_of(row)
     ranks = f"{counted(group.num_ranks, 'rank')} on {counted(group.num_nodes, 'node')}"
-    steps = 1.0 if row.op == "broadcast" else bus_factor(row.op, group.num_ranks)
+    steps = factor(row.op, group.num_ranks)
     reached = steps * row.nbytes / (1000 * answer.microseconds)
     return {
         "collective": f"{row.op} of {row.nbytes:,} B over {ranks}",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from zsim.analysis.causes.critical_path import HELD, holding_causes, host_waits
 from zsim.analysis.simulated_step import explain_step, simulated_step
 from zsim.cluster.cluster import ClusterSpec
-from zsim.cluster.collectives.nccl.tuner import bus_factor
+from zsim.cluster.collectives.nccl.durations import factor
 from zsim.cluster.ring_hops import Hop, hops
 from zsim.cluster.routes import device_name
 from zsim.engine.costs.op_costs import Costs
@@ -68,9 +68,10 @@ def _spans(
             members = program.mesh.group(op.group, rank)
             arguments = {"group": op.group, "group_size": len(members)}
             if len(members) > 1:
-                factor = 1 if op.kind == "broadcast" else bus_factor(op.kind, len(members))
                 arguments["algorithm"] = costs.algorithm(op.kind, op.nbytes, members)
-                arguments["bus_bandwidth_GB_s"] = round(factor * op.nbytes / (end - start), 3)
+                arguments["bus_bandwidth_GB_s"] = round(
+                    factor(op.kind, len(members)) * op.nbytes / (end - start), 3
+                )
         elif op.flops:
             arguments = {"flops": op.flops, "kernels": len(op.kernels)}
         if op.index in exposed:

@@ -165,8 +165,8 @@ def system(communicator: Communicator, gb_s: float) -> System:
         generation=communicator.generation,
         num_ranks=communicator.num_ranks,
         num_nodes=communicator.num_nodes,
-        fullest=communicator.per_node,
-        ring=Graph(channels=rings, intra=gb_s / rings, inter=gb_s / rings),
+        per_node=communicator.per_node,
+        ring=Graph(channels=rings, gb_s=gb_s / rings),
         processor=communicator.processor,
         links=communicator.links,
     )
@@ -312,7 +312,7 @@ def _in_switch_gb_s(group: Communicator) -> float:
     counted, rate = RINGS_IN_NODE[group.generation]
     whole = counted * rate
     links = group.bus_gb_s if group.num_nodes == 1 else min(whole, group.inside_gb_s)
-    return graph.channels * graph.intra * NVLS_EFFICIENCY[group.generation] * links / whole
+    return graph.channels * graph.gb_s * NVLS_EFFICIENCY[group.generation] * links / whole
 
 
 def _pat(op: str, nbytes: int, group: Communicator, constants: Constants) -> Iterator[TimeTerms]:

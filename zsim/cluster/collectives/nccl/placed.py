@@ -8,7 +8,7 @@ from fractions import Fraction
 from zsim.cluster.cluster import ClusterSpec, Path
 from zsim.cluster.collectives import ring
 from zsim.cluster.collectives.nccl import durations, estimate, measured_curves
-from zsim.cluster.collectives.nccl.channel_search import in_node
+from zsim.cluster.collectives.nccl.channel_search import cube_mesh_gb_s
 from zsim.cluster.collectives.nccl.tuner import hop_us
 from zsim.cluster.library import Library
 from zsim.errors import ScenarioError
@@ -23,8 +23,7 @@ def communicator(cluster: ClusterSpec, path: Path) -> estimate.Communicator:
     inside_ns, between_ns = cluster.hop_ns
     bus_gb_s = path.bytes_per_s / 10**9
     if node.generation == "volta" and path.num_nodes == 1:  # a cube mesh, of which parts have less
-        graph = in_node(node.generation, path.num_ranks)
-        bus_gb_s = min(bus_gb_s, graph.channels * graph.intra)
+        bus_gb_s = min(bus_gb_s, cube_mesh_gb_s(path.num_ranks))
     return estimate.Communicator(
         generation=node.generation,
         num_ranks=path.num_ranks,

@@ -1,17 +1,14 @@
-"""NCCL's tuner as a pure selection model: the algorithm and protocol that it picks, and the time
-that it believes in.
+"""NCCL's own cost model: the latency of each algorithm and protocol, made of a base and of hops,
+and the bandwidth of rings and trees, made of their channels and of caps.
 
-Source: NCCL 2.30.7 (src/graph/tuning.cc, topo.h), in our own words. Each algorithm and protocol has
-a latency, made of a base and of hops, and a bandwidth, made of its channels and of caps. The
-smallest sum wins. These times only choose. They are systematically too short below 1 GB, so
-`zsim.cluster.collectives.nccl.estimate` calibrates the times of a simulation. GB/s are bytes per
-nanosecond here, and times microseconds, as in NCCL's own tables. This module knows no cluster and
-no preset.
+Source: NCCL 2.30.7 (src/graph/tuning.cc, topo.h), in our own words. NCCL adds them up to choose.
+The sums are systematically too short below 1 GB, so `zsim.cluster.collectives.nccl.durations` has
+sums of its own. GB/s are bytes per nanosecond here, and times microseconds, as in NCCL's own
+tables. This module knows no cluster and no preset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log2
@@ -92,49 +89,26 @@ PAT_SHARE, TREE_SHARE, LL128_SHARE, LL_SHARE = 0.75, 0.92, 0.92, 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """Result of NCCL's channel search for one algorithm: channels, and GB/s of each inside a node
-    and between nodes."""
+    """Result of NCCL's channel search for one algorithm: channels, and GB/s of each."""
 
     channels: int
-    intra: float
-    inter: float = 0.0
+    gb_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
     """A communicator as the tuner sees it.
 
-    Without a switch that can reduce, `nvls` is None. The GPUs of a node are joined by `links`. The
-    node with most ranks has `fullest`, or 0 for what NCCL's own tuner takes: as many for each node,
-    rounded down.
+    The GPUs of a node are joined by `links`, and `per_node` are ranks of the fullest.
     """
 
     generation: Generation
     num_ranks: int
     num_nodes: int
-    fullest: int = 0
+    per_node: int
     ring: Graph
-    nvls: Graph | None = None
     processor: Processor = "intel"
     links: Literal["nvlink", "pcie"] = "nvlink"
-    has_ll128: bool = True
-
-    @property
-    def per_node(self) -> int:
-        """Ranks per node."""
-        return self.fullest or max(1, self.num_ranks // self.num_nodes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlgorithmChoice:
-    """One algorithm and protocol for one message: µs of latency, GB/s of the message, and the sum
-    in µs."""
-
-    algorithm: Algorithm
-    protocol: Protocol
-    latency_us: float
-    gigabytes_per_s: float
-    time_us: float
 
 
 def hop_us(kind: str) -> float:
@@ -147,73 +121,6 @@ def num_steps(op: str, num_ranks: int) -> int:
     """Steps of a ring: 2(N−1) for all-reduce, N−1 for all-gather and reduce-scatter. KeyError for
     another collective."""
     return PASSES[op] * (num_ranks - 1)
-
-
-def bus_factor(op: str, num_ranks: int) -> float:
-    """Bus bandwidth over message bandwidth, by nccl-tests' convention: steps/N."""
-    return num_steps(op, num_ranks) / num_ranks
-
-
-def choose(op: str, nbytes: int, system: System) -> AlgorithmChoice:
-    """NCCL's choice for a message of `nbytes` (the full one), by the smallest modelled time."""
-    return min(choices(op, nbytes, system), key=lambda choice: choice.time_us)
-
-
-def choices(op: str, nbytes: int, system: System) -> Iterator[AlgorithmChoice]:
-    """Every algorithm and protocol that is enabled for `op` on `system`, with its modelled time for
-    `nbytes`."""
-    for algorithm, protocols in BASE.items():
-        if not _is_enabled(algorithm, op, system):
-            continue
-        for protocol in protocols:
-            if protocol not in HOPS["network"][algorithm] or (
-                protocol == "LL128" and not system.has_ll128
-            ):
-                continue
-            latency, rate = (
-                latency_us(op, algorithm, protocol, system),
-                rate_gb_s(op, algorithm, protocol, system),
-            )
-            latency *= plateau(op, nbytes, algorithm, protocol, system)
-            rate *= tree_dip(nbytes) if algorithm == "tree" else 1.0
-            yield AlgorithmChoice(
-                algorithm=algorithm,
-                protocol=protocol,
-                latency_us=latency,
-                gigabytes_per_s=rate,
-                time_us=latency + nbytes / (1000 * rate),
-            )
-
-
-def _is_enabled(algorithm: Algorithm, op: str, system: System) -> bool:
-    """All-gather and reduce-scatter run on rings, or on PAT with one GPU per node; trees and NVLS
-    reduce everything."""
-    if algorithm == "ring":
-        return True
-    if algorithm == "pat":
-        return op != "all_reduce" and system.per_node == 1 and system.num_nodes > 1
-    if op != "all_reduce":
-        return False
-    if algorithm == "tree":
-        return system.num_nodes > 1
-    has_nvls = (
-        system.nvls is not None
-        and system.nvls.channels >= 2
-        and system.generation in NVLS_EFFICIENCY
-    )
-    return has_nvls and (algorithm == "nvls_tree") == (system.num_nodes > 1)
-
-
-def plateau(
-    op: str, nbytes: int, algorithm: Algorithm, protocol: Protocol, system: System
-) -> float:
-    """Factor of Ring Simple's latency between nodes, once a rank's part of a channel has 64 B: 1.4,
-    or 1.9 on Volta."""
-    per_part = nbytes / (system.ring.channels * system.num_ranks)
-    concerned = (op, algorithm, protocol) == (
-        "all_reduce", "ring", "Simple",
-    ) and system.num_nodes > 1
-    return (1.9 if system.generation == "volta" else 1.4) if concerned and per_part >= 64 else 1.0
 
 
 def latency_us(op: str, algorithm: Algorithm, protocol: Protocol, system: System) -> float:
@@ -239,26 +146,6 @@ def latency_us(op: str, algorithm: Algorithm, protocol: Protocol, system: System
     return base + intra + (2 * levels * inter if algorithm == "nvls_tree" else 0.0)
 
 
-def rate_gb_s(op: str, algorithm: Algorithm, protocol: Protocol, system: System) -> float:
-    """GB/s of the whole message, from the channels' bandwidth and the caps of algorithm and
-    protocol."""
-    n = system.num_ranks
-    if algorithm == "ring":
-        return ring_bus_gb_s(protocol, system) / bus_factor(op, n)
-    if algorithm == "tree":
-        return 0.5 * tree_bus_gb_s(protocol, system)
-    if algorithm == "pat":
-        return PAT_SHARE * _bus(system.ring, system) / bus_factor(op, n)
-    return _nvls_bus(op, system) / bus_factor(op, n)
-
-
-def _bus(graph: Graph, system: System) -> float:
-    """GB/s of all channels of `graph`. Up to two nodes the tuner takes a channel's rate inside a
-    node, beyond that the rate between nodes. Where a ring leaves the node, the search has made the
-    former no larger than the NICs allow."""
-    return graph.channels * (graph.intra if system.num_nodes <= 2 else graph.inter)
-
-
 def _column(system: System) -> int:
     """Column of a table for 1, 2 and more nodes."""
     return min(system.num_nodes, 3) - 1
@@ -271,7 +158,7 @@ def _ll_most(system: System) -> float:
 
 def ring_bus_gb_s(protocol: Protocol, system: System) -> float:
     """GB/s of bus bandwidth of a ring's channels with `protocol`."""
-    bus = _bus(system.ring, system)
+    bus = system.ring.channels * system.ring.gb_s
     if protocol == "LL":
         return min(_ll_most(system), LL_SHARE * bus)
     if protocol == "LL128":
@@ -282,9 +169,8 @@ def ring_bus_gb_s(protocol: Protocol, system: System) -> float:
 def tree_bus_gb_s(protocol: Protocol, system: System) -> float:
     """GB/s of a tree's channels with `protocol`, twice what it carries of the message."""
     column, channels = _column(system), system.ring.channels
-    bus = min(
-        TREE_SHARE * _bus(system.ring, system), channels * TREE_MOST[system.generation][column]
-    )
+    whole = channels * system.ring.gb_s
+    bus = min(TREE_SHARE * whole, channels * TREE_MOST[system.generation][column])
     if protocol == "LL":
         return min(bus / 3.8, _ll_most(system))
     if protocol == "LL128":
@@ -293,21 +179,6 @@ def tree_bus_gb_s(protocol: Protocol, system: System) -> float:
             channels * TREE_LL128[system.generation][column],
         )
     return bus
-
-
-def _nvls_bus(op: str, system: System) -> float:
-    """The switch reduces: a channel carries its rate times NVLS's efficiency, twice for all-reduce,
-    less its own head's part."""
-    graph = system.nvls
-    assert graph is not None
-    channels, efficiency = graph.channels, NVLS_EFFICIENCY[system.generation]
-    both_ways = 2 if op == "all_reduce" else (system.per_node - 1) / system.per_node
-    per_channel = graph.intra * efficiency * (channels - 1) / channels * both_ways
-    if system.num_nodes > 1:
-        column = 0 if system.num_nodes == 2 else 1
-        inter = graph.inter * (2 if system.num_nodes == 2 else 1)
-        per_channel = min(per_channel, inter, NVLS_TREE_MOST[system.generation][column])
-    return channels * per_channel
 
 
 def tree_dip(nbytes: int) -> float:
