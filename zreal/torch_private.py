@@ -356,13 +356,13 @@ def no_autocast() -> AbstractContextManager[object]:
 
 
 @contextmanager
-def inputs_cast_by_custom_fwd(device_type: str, *, like: str) -> Iterator[None]:
-    """Inside, `torch.amp.custom_fwd` of one type of device casts inputs on another, `like`."""
+def inputs_cast_by_custom_fwd() -> Iterator[None]:
+    """Inside, `torch.amp.custom_fwd` of CUDA casts inputs on a CPU."""
     module = cast(Any, torch.amp.autocast_mode)
     original = module._cast
 
     def cast_inputs(value: Any, of: str, dtype: torch.dtype) -> Any:
-        return original(value, like if of == device_type else of, dtype)
+        return original(value, "cpu" if of == "cuda" else of, dtype)
 
     module._cast = cast_inputs
     try:

@@ -69,7 +69,7 @@ class ProgramWalk:
 
     def forward(self, fqn: str) -> None:
         """The module `fqn` of the trace begins to compute."""
-        self._require_turn(self.modules, fqn, "forward")
+        self._require_turn(self.modules, fqn)
         op = self._next_compute("forward")
         enter(self.rank, op, self.modules[self._next], backward=False)
         self._next += 1
@@ -174,8 +174,8 @@ class ProgramWalk:
                        "ranks drops an unfinished step",
             )
 
-    def _require_turn(self, modules: Sequence[Module], fqn: str, phase: str) -> None:
-        turn = modules[self._next].fqn if self._next < len(modules) else f"the end of {phase}"
+    def _require_turn(self, modules: Sequence[Module], fqn: str) -> None:
+        turn = modules[self._next].fqn if self._next < len(modules) else "the end of forward"
         if turn != fqn:
             raise _otherwise(turn, fqn)
 

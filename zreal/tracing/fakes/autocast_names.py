@@ -47,7 +47,7 @@ class AutocastNames:
             enable("cpu", False)
             if self._device == "cuda":
                 set_dtype("cpu", torch.get_autocast_dtype("cuda"))
-                stack.enter_context(torch_private.inputs_cast_by_custom_fwd("cuda", like="cpu"))
+                stack.enter_context(torch_private.inputs_cast_by_custom_fwd())
             for owner, name, replacement in self._replacements():
                 stack.callback(setattr, owner, name, getattr(owner, name))
                 setattr(owner, name, replacement)

@@ -30,23 +30,23 @@ def write(
             Xml.SubElement(case, "failure", message=summary).text = _clean(str(comparison))
     for name, error in failures:
         Xml.SubElement(_case(suite, name), "error", message=_clean(with_options(error)))
-    Xml.indent(suite)
-    text = Xml.tostring(suite, encoding="unicode", xml_declaration=True)
-    files.write(path, f"{text}\n")
+    _write(suite, path)
 
 
-def write_cases(path: Path, suite_name: str, cases: Sequence[tuple[str, str]]) -> None:
+def write_cases(path: Path, cases: Sequence[tuple[str, str]]) -> None:
     """Write a report of `cases`: the name of each, and the reason for which it failed, or ""."""
     suite = Xml.Element(
-        "testsuite", name=suite_name, tests=str(len(cases)),
+        "testsuite", name="zsim diff", tests=str(len(cases)),
         failures=str(sum(bool(reason) for _, reason in cases)), errors="0",
     )
     for name, reason in cases:
-        case = Xml.SubElement(
-            suite, "testcase", classname=suite_name.replace(" ", "."), name=_clean(name)
-        )
+        case = Xml.SubElement(suite, "testcase", classname="zsim.diff", name=_clean(name))
         if reason:
             Xml.SubElement(case, "failure", message=_clean(reason))
+    _write(suite, path)
+
+
+def _write(suite: Xml.Element, path: Path) -> None:
     Xml.indent(suite)
     text = Xml.tostring(suite, encoding="unicode", xml_declaration=True)
     files.write(path, f"{text}\n")

@@ -66,13 +66,12 @@ class Peak:
     reserved."""
 
     active: int
-    reserved: int
     allocated: int
     most_reserved: int
 
-    def rise(self, active: int, reserved: int, allocated: int) -> None:
+    def rise(self, active: int, allocated: int) -> None:
         """The bytes at a higher point."""
-        self.active, self.reserved, self.allocated = active, reserved, allocated
+        self.active, self.allocated = active, allocated
 
 
 @dataclass(slots=True)
@@ -100,7 +99,7 @@ class CachingAllocator:
     """(address, bytes) of each piece of memory as it was taken from the device."""
     freed: list[int] = field(default_factory=list)
     """Bytes of each piece of memory as it was given back."""
-    peak: Peak = field(default_factory=lambda: Peak(0, 0, 0, 0))
+    peak: Peak = field(default_factory=lambda: Peak(0, 0, 0))
     """Since the beginning, or since `begin_peak`."""
     _next_address: int = _FIRST_ADDRESS
 
@@ -180,7 +179,7 @@ class CachingAllocator:
                         continue
                     if active > highest:  # it is highest before a free, or at the end
                         highest = active
-                        peak.rise(active, self.reserved, allocated)
+                        peak.rise(active, allocated)
                     block, size, following, previous = held, held.size, held.next, held.previous
                     free, blocks = block.pool.free, block.pool.blocks
                     active -= size
@@ -206,11 +205,11 @@ class CachingAllocator:
         finally:
             self.active, self.allocated = active, allocated
         if active > highest:
-            peak.rise(active, self.reserved, allocated)
+            peak.rise(active, allocated)
 
     def begin_peak(self) -> None:
         """Forget the peak, as torch.cuda.reset_peak_memory_stats does."""
-        self.peak = Peak(self.active, self.reserved, self.allocated, self.reserved)
+        self.peak = Peak(self.active, self.allocated, self.reserved)
 
     def release(self) -> tuple[tuple[int, int, Pool], ...]:
         """Give back what no live block needs, as torch.cuda.empty_cache does: segments that are

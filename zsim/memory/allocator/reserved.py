@@ -33,15 +33,13 @@ one was alike, or alike to that before the last (tests/measured/full_device.json
 class AllocatorRecord:
     """State of the allocator in one phase on one rank, in bytes."""
 
-    start_reserved_bytes: int
     peak_reserved_bytes: int
     end_reserved_bytes: int
     peak_active_bytes: int
     """The most bytes of live blocks, rounding included."""
-    fragmentation_bytes: int
-    """Reserved but in no live block, when active bytes are at their peak for the first time."""
     rounding_bytes: int
-    """Bytes in live blocks beyond those asked for, at that moment."""
+    """Bytes in live blocks beyond those asked for, when active bytes are at their peak for the
+    first time."""
     workspace_bytes: int
     """Bytes of cuBLAS's workspaces, at that moment."""
     num_segments: int
@@ -181,7 +179,6 @@ class _Walk:
     phase: str
     begins: Sequence[int]
     earlier: _Walk | None
-    start: int
     releases: int
     calls: dict[int, DriverCalls] = field(default_factory=dict)
     states: list[int] = field(default_factory=list)
@@ -195,7 +192,7 @@ class _Walk:
         """The beginning of a phase."""
         heap.begin_peak()
         allocator = heap.allocator
-        return cls(heap, phase, begins, earlier, allocator.reserved, allocator.num_releases)
+        return cls(heap, phase, begins, earlier, allocator.num_releases)
 
     def copy(self) -> _Walk:
         """The phase so far, to be ended in another way."""
@@ -265,10 +262,8 @@ class _Walk:
         if self.begins:
             heap.repeats = heap.repeats and self._repeats()
         return AllocatorRecord(
-            start_reserved_bytes=self.start,
             peak_reserved_bytes=max(each.most_reserved for each, _ in peaks),
             end_reserved_bytes=allocator.reserved, peak_active_bytes=peak.active,
-            fragmentation_bytes=peak.reserved - peak.active,
             rounding_bytes=peak.active - peak.allocated, workspace_bytes=workspaces,
             num_segments=allocator.num_segments,
             num_releases=allocator.num_releases - self.releases,

@@ -18,7 +18,7 @@ from zsim.errors import ProgramError
 from zsim.io import files
 from zsim.ir.ledger import during, label
 from zsim.ir.ops import STREAMS, Alloc, Free, Op
-from zsim.ir.program import PHASES, SECOND, PhaseName, RankProgram
+from zsim.ir.program import PHASES, SECOND, RankProgram
 from zsim.memory.allocator.blocks import Block, Pool
 from zsim.memory.allocator.caching_allocator import CachingAllocator
 from zsim.memory.allocator.heap import Heap, pool_of
@@ -33,15 +33,11 @@ Entry = dict[str, Any]
 
 
 def snapshot(
-    program: RankProgram,
-    *,
-    since: PhaseName = "construction",
-    expandable_segments: bool = False,
-    workspace_bytes: int = 0,
+    program: RankProgram, *, expandable_segments: bool = False, workspace_bytes: int = 0,
     empty_cache: bool = False,
 ) -> Entry:
     """The end of `program` as torch.cuda.memory._snapshot would return it on device 0, with the
-    trace from `since` on.
+    trace of all phases.
 
     `empty_cache`: torch.cuda.empty_cache is called after construction. Every allocation and free
     has its kind of memory as `category`, by which the visualiser colours the timeline.
@@ -52,8 +48,6 @@ def snapshot(
     for phase in PHASES:
         for op in program.before(phase):
             recorder.record(op, SECOND)
-        if phase == since:
-            recorder.begin()
         for op in program.phase(phase):
             recorder.record(op, phase)
         if empty_cache and phase == "construction":
@@ -66,23 +60,8 @@ def snapshot(
     }
 
 
-def write_snapshot(
-    program: RankProgram,
-    path: Path,
-    *,
-    since: PhaseName = "construction",
-    expandable_segments: bool = False,
-    workspace_bytes: int = 0,
-    empty_cache: bool = False,
-) -> None:
-    """`snapshot` as a file."""
-    content = snapshot(
-        program,
-        since=since,
-        expandable_segments=expandable_segments,
-        workspace_bytes=workspace_bytes,
-        empty_cache=empty_cache,
-    )
+def write_snapshot(content: Entry, path: Path) -> None:
+    """Write a `snapshot` to a file."""
     files.write(path, pickle.dumps(content, protocol=PICKLE_PROTOCOL))
 
 
@@ -95,10 +74,6 @@ class _Recorder:
         self._made: dict[int, tuple[list[Entry], str]] = {}
         """The stack and the kind of what lives at an address."""
         self._num_taken = 0
-
-    def begin(self) -> None:
-        """The trace starts here, as with torch.cuda.memory._record_memory_history."""
-        self.trace.clear()
         self._add("snapshot", 0, 0, 0, [], category=UNKNOWN)
 
     def record(self, op: Op, phase: str) -> None:

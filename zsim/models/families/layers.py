@@ -65,17 +65,17 @@ LossDtype = Literal["model", "float32"]
 Face."""
 
 
-def cross_entropy(source: str, vocabulary: int, loss_dtype: LossDtype) -> tuple[Operator, ...]:
-    """The mean cross-entropy of the logits `source` against the targets, after a cast where one is
-    asked for."""
+def cross_entropy(vocabulary: int, loss_dtype: LossDtype) -> tuple[Operator, ...]:
+    """The mean cross-entropy of the logits against the targets, after a cast where one is asked
+    for."""
     loss = Operator(
-        kind="cross_entropy", name="loss", inputs=(source, "targets"), output="loss",
+        kind="cross_entropy", name="loss", inputs=("logits", "targets"), output="loss",
         out_features=vocabulary,
     )
     if loss_dtype == "model":
         return (loss,)
     wide = replace(
-        loss, kind="cast", name="logits", inputs=(source,), output=f"{source}_wide",
+        loss, kind="cast", name="logits", inputs=("logits",), output="logits_wide",
         dtype=loss_dtype,
     )
     return (wide, replace(loss, inputs=(wide.output, "targets"), dtype=loss_dtype))
@@ -126,7 +126,7 @@ def head(final_norm: Operator, *, vocabulary: int, tied: bool, loss_dtype: LossD
         logits = replace(logits, weight="wte.weight")
     return Module(
         fqn="head", unit=ROOT,
-        operators=(final_norm, logits, *cross_entropy("logits", vocabulary, loss_dtype)),
+        operators=(final_norm, logits, *cross_entropy(vocabulary, loss_dtype)),
     )
 
 

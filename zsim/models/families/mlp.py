@@ -52,7 +52,7 @@ def build(sizes: MlpSizes, *, name: str, sequence_length: int) -> ModelSpec:
         unit=ROOT,
         operators=(
             linear("head", "x", "logits", sizes.dims[-1], sizes.num_classes),
-            *cross_entropy("logits", sizes.num_classes, sizes.loss_dtype),
+            *cross_entropy(sizes.num_classes, sizes.loss_dtype),
         ),
     )
     units = [ParamGroup(fqn=ROOT, parameters=parameters_of(head))]

@@ -17,7 +17,7 @@ from torch.cuda import _memory_viz
 
 from zsim.ir.program import RankProgram
 from zsim.memory.allocator.reserved import replay
-from zsim.memory.allocator.snapshot import write_snapshot
+from zsim.memory.allocator.snapshot import snapshot, write_snapshot
 from zsim.scenario.plan import plan
 from zsim.scenario.scenario import parse
 
@@ -35,7 +35,7 @@ def opened(request, tmp_path):
     """(the Program, whether its segments expand, its snapshot as read from the file)."""
     program = plan(parse(SCENARIO.encode(), where="snapshot.toml"), device="cuda").ranks[0]
     path: Path = tmp_path / "snapshot.pickle"
-    write_snapshot(program, path, expandable_segments=request.param)
+    write_snapshot(snapshot(program, expandable_segments=request.param), path)
     return program, request.param, pickle.loads(path.read_bytes())
 
 

@@ -63,5 +63,5 @@ def _write_junit(result: ScenarioDiff, path: Path) -> None:
     """A test case for each figure, and for each expectation of the second scenario."""
     name = result.head.record.scenario
     junit.write_cases(
-        path, "zsim diff", [(f"{name}: {case}", reason) for case, reason in result.cases.items()]
+        path, [(f"{name}: {case}", reason) for case, reason in result.cases.items()]
     )

@@ -45,13 +45,12 @@ def run(options: argparse.Namespace) -> int:
         from zsim.memory.allocator import snapshot  # start-up: few write one
 
         rank = program.of_rank(answer.rank)
-        snapshot.write_snapshot(
+        made = snapshot.snapshot(
             rank if answer.built_on_device else reserved.built_elsewhere(rank),
-            Path(options.snapshot),
             expandable_segments=scenario.expandable_segments,
-            workspace_bytes=_workspace(scenario),
-            empty_cache=True,
+            workspace_bytes=_workspace(scenario), empty_cache=True,
         )
+        snapshot.write_snapshot(made, Path(options.snapshot))
         terminal.wrote(options.snapshot)
     if options.json:
         more: dict[str, object] = {"program": str(program).splitlines()} if options.program else {}

@@ -24,14 +24,14 @@ def compare_memory(
     for phase in PHASES:
         name, in_phase = f"peak memory, {phase}", [pair for pair in pairs if pair.phase == phase]
         if in_phase:
-            yield _phase_memory(name, in_phase, _blind(predicted, measured, "memory"))
+            yield _phase_memory(name, in_phase, _blind(predicted, measured))
         elif not (predicted.complete and measured.complete):
             yield unsupported(name, "a Run did not reach its end")
     yield _rest(pairs, predicted, measured)
     yield _parts(
         [pair for pair in pairs if pair.phase != "construction"], predicted, measured
     )
-    blind = _blind(predicted, measured, "memory")
+    blind = _blind(predicted, measured)
     if not blind and any(pair.measured.memory.held for pair in pairs):
         yield _memory_by_kind([pair for pair in pairs if pair.phase != "construction"])
     else:
@@ -41,7 +41,7 @@ def compare_memory(
 
 def _rest(pairs: tuple[PhasePair, ...], predicted: RunRecord, measured: RunRecord) -> Check:
     """Construction's end, and both ends of both steps."""
-    blind = _blind(predicted, measured, "memory")
+    blind = _blind(predicted, measured)
     if blind:
         return unsupported(at_rest.NAME, blind)
     return at_rest.compare_rest(
@@ -57,7 +57,7 @@ def _rest(pairs: tuple[PhasePair, ...], predicted: RunRecord, measured: RunRecor
 
 def _parts(pairs: list[PhasePair], predicted: RunRecord, measured: RunRecord) -> Check:
     """Forward, backward, optimizer and zero_grad of both steps."""
-    blind = _blind(predicted, measured, "memory")
+    blind = _blind(predicted, measured)
     if blind or not pairs:
         return unsupported(by_part.NAME, blind or "no step was ended")
     steps = [
@@ -139,11 +139,10 @@ def _memory_detail(pair: PhasePair, num_ranks: int) -> str:
     )
 
 
-def _blind(predicted: RunRecord, measured: RunRecord, aspect: str) -> str:
-    blind = [run.backend for run in (predicted, measured) if not sees(run, aspect)]
-    if blind:
-        return f"{' and '.join(blind)} cannot see {aspect}"
-    return other_torch(predicted, measured) if aspect == "memory" else ""
+def _blind(predicted: RunRecord, measured: RunRecord) -> str:
+    if blind := [run.backend for run in (predicted, measured) if not sees(run, "memory")]:
+        return f"{' and '.join(blind)} cannot see memory"
+    return other_torch(predicted, measured)
 
 
 def other_torch(predicted: RunRecord, measured: RunRecord) -> str:
