@@ -464,15 +464,16 @@ def figures(phase: PhaseRecord) -> Tables:
     }
 
 
-def rows(scenarios: list[Scenario], *, timeout_s: float) -> list[Tables]:
-    """Each scenario with the figures of its first and last rank."""
+def rows(scenarios: list[Scenario], module: str, *, timeout_s: float) -> list[Tables]:
+    """Each scenario with the figures of its first and last rank, as a `module`'s measured_rank has
+    them."""
     measured: list[Tables] = []
     for ranks in RANKS:
         texts = [each.to_toml() for each in scenarios if each.world_size == ranks]
         if not texts:
             continue
         by_rank = launch.launch(
-            "tests.measured.deepspeed:measured_rank", {"texts": texts}, world_size=ranks,
+            f"tests.measured.{module}:measured_rank", {"texts": texts}, world_size=ranks,
             timeout_s=timeout_s,
         )
         measured += [
@@ -517,7 +518,7 @@ def main() -> int:
                     Scenario(**each) for each in tables
                     if (each["strategy"]["name"] == "deepspeed3") is stage
                 ],
-                timeout_s=asked.timeout,
+                "deepspeed", timeout_s=asked.timeout,
             )
         ],
     }

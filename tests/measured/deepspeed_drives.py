@@ -25,11 +25,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.measured.deepspeed import RANKS, Tables, figures, rotating
+from tests.measured.deepspeed import Tables, figures, rotating, rows
 from zreal.observer.observer import observe
 from zreal.observer.subjects import deepspeed_engine
 from zreal.observer.subjects.table import SUBJECTS
-from zreal.processes import launch
 from zreal.processes.rank_settings import settle
 from zreal.processes.rendezvous import rendezvous
 from zsim.ir.ops import COLLECTIVES, Op
@@ -259,22 +258,6 @@ def measured_rank(
     return measured
 
 
-def rows(cases: list[Scenario], *, timeout_s: float) -> list[Tables]:
-    """Each scenario with the figures of its first and last rank."""
-    measured: list[Tables] = []
-    for ranks in RANKS:
-        texts = [each.to_toml() for each in cases if each.world_size == ranks]
-        by_rank = launch.launch(
-            "tests.measured.deepspeed_drives:measured_rank", {"texts": texts}, world_size=ranks,
-            timeout_s=timeout_s,
-        ) if texts else []
-        measured += [
-            {"text": text, "first_rank": by_rank[0][index], "last_rank": by_rank[-1][index]}
-            for index, text in enumerate(texts)
-        ]
-    return measured
-
-
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("tests/measured/deepspeed_drives.json"))
@@ -286,7 +269,7 @@ def main() -> int:
         "async_io": "compiled by DeepSpeed's own loader with g++ and Debian's libaio-dev; files "
                     "opened with O_DIRECT on ext4",
         "kernel": platform.release().partition("-")[0],
-        "rows": rows(scenarios(), timeout_s=asked.timeout),
+        "rows": rows(scenarios(), "deepspeed_drives", timeout_s=asked.timeout),
     }
     asked.out.write_text(json.dumps(record, separators=(",", ":")).replace('{"text"', '\n{"text"'))
     return 0

@@ -184,7 +184,7 @@ def test_150_random_draws_are_predicted_to_the_byte() -> None:
     rows = []
     for draw, count in ((measured.draw, 100), (measured.draw_sharded, 50)):
         drawn = [Scenario(**draw(seed)) for seed in range(1000, 1000 + count)]
-        rows += measured.rows(drawn, timeout_s=3000)
+        rows += measured.rows(drawn, "deepspeed", timeout_s=3000)
 
     assert [line for row in rows for line in wrong(row)] == []
 
