@@ -36,8 +36,10 @@ def test_every_run_of_all_ranks_obeys_what_is_asked_of_each_run(scenario: zsim.S
 
 
 @pytest.mark.parametrize("file", ENDING, ids=lambda file: file.stem)
-def test_every_scenario_of_the_project_obeys_what_is_asked_of_each_run(file: Path) -> None:
-    assert check_laws(zsim.simulate(zsim.load(file)), simulating=False) > 5
+def test_every_scenario_of_the_project_keeps_what_it_expects_and_obeys_the_laws(file: Path) -> None:
+    run = zsim.simulate(zsim.load(file))
+    assert {verdict.ok for verdict in run.expectations} == {True}
+    assert check_laws(run, simulating=False) > 5
 
 
 @pytest.fixture(scope="module")
