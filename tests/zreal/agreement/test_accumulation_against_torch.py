@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.watched_calls import WatchedCalls
 from zreal.modules import modules
 from zreal.modules.numerics import batches
 from zsim.ir.ops import ACCUMULATE
@@ -22,32 +22,21 @@ strategy = { name = "ddp", sync = "last" }
 """  # noqa: E501
 
 
-class Additions(TorchDispatchMode):
-    """Counts calls that add two tensors of one of these shapes, by number of elements."""
-
-    def __init__(self, shapes: set[tuple[int, ...]]) -> None:
-        super().__init__()
-        self.shapes, self.counts = shapes, Counter[int]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        added = [value for value in args if isinstance(value, torch.Tensor)]
-        if (
-            "add" in str(func)
-            and len(added) == 2
-            and all(tuple(value.shape) in self.shapes for value in added)
-        ):
-            self.counts[added[0].numel()] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def test_the_second_micro_batch_adds_each_gradient_once_more_than_the_first() -> None:
     case = parse(TEXT.encode(), where="accumulation.toml")
     model = modules.build(case.model, seed=0)
-    counts = []
+    shapes = {parameter.shape for parameter in model.parameters()}
+    counts: list[Counter[int]] = []
+
+    def see(func: Any, args: Any, _kwargs: Any, _result: Any) -> None:
+        added = [value for value in args if isinstance(value, torch.Tensor)]
+        if "add" in str(func) and len(added) == 2 and {each.shape for each in added} <= shapes:
+            counts[-1][added[0].numel()] += 1
+
     for x, targets in batches.micro_batches(case, rank=0, step=0, dtype="float32"):
-        with Additions({tuple(parameter.shape) for parameter in model.parameters()}) as additions:
+        counts.append(Counter())
+        with WatchedCalls(see):
             model(x, targets).backward()
-        counts.append(additions.counts)
     ours = Counter(
         k.flops for op in plan(case, device="cpu").ranks[0].steady for k in op.kernels
         if k.operator == ACCUMULATE

@@ -7,30 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.watched_calls import WatchedCalls
 from zreal.modules.optimizers import make_optimizer
 from zsim.models.training_options import Optimizer
 from zsim.strategies.building.optimizers import kernels
 
 NUMEL = 1000
-
-
-class Traffic(TorchDispatchMode):
-    """The bytes of large tensors that calls read, each once per call, and write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[int] = []
-        """The bytes of each."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        read = large(args)
-        written = large(result) or large(args[:1])  # an in-place foreach call returns nothing
-        if len(read | written) and read:
-            self.calls.append(sum(read.values()) + sum(written.values()))
-        return result
 
 
 def large(value: Any) -> dict[int, int]:
@@ -55,9 +38,18 @@ def test_a_step_moves_what_its_calls_read_and_write(
     parameter.grad = torch.ones(NUMEL)
     optimizer = make_optimizer(settings, [parameter])
     optimizer.step()
-    with Traffic() as traffic:
+    calls: list[int] = []
+
+    def see(_func: Any, args: Any, _kwargs: Any, result: Any) -> None:
+        """Bytes of large tensors that a call reads, each once, and writes."""
+        read = large(args)
+        written = large(result) or large(args[:1])  # an in-place foreach call returns nothing
+        if read:
+            calls.append(sum(read.values()) + sum(written.values()))
+
+    with WatchedCalls(see):
         optimizer.step()
 
     planned = kernels((NUMEL,), optimizer=settings, dtype="float32", device="cpu")
-    moved = [sum(traffic.calls)] if implementation == "foreach" else traffic.calls
+    moved = [sum(calls)] if implementation == "foreach" else calls
     assert [kernel.nbytes for kernel in planned] == moved

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.support.watched_calls import WatchedCalls
 from zreal.observer.subjects import deepspeed_engine
 from zreal.processes import launch
 from zreal.processes.rank_settings import settle
@@ -43,25 +43,6 @@ class Routed(nn.Module):
         return x.sum()
 
 
-class Collectives(TorchDispatchMode):
-    """Counts collectives by name, without those of empty tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts = Counter[str]()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        tensors = tree_leaves(args)
-        if func.namespace == "c10d" and any(
-            each.numel() for each in tensors if isinstance(each, Tensor)
-        ):
-            self.counts[func.name().partition("::")[2].partition(".")[0]] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def routed_rank(
     arguments: dict[str, Any], *, rank: int, world_size: int, port: int, **_: Any
 ) -> list[list[int]]:
@@ -77,9 +58,16 @@ def routed_rank(
     )
     steps = []
     for order in arguments["orders"]:
-        with Collectives() as collectives:
+        counts = Counter[str]()
+
+        def see(func: Any, args: Any, *_: Any, counts: Counter[str] = counts) -> None:
+            """Counts collectives by name, without those of empty tensors."""
+            sent = any(each.numel() for each in tree_leaves(args) if isinstance(each, Tensor))
+            if func.namespace == "c10d" and sent:
+                counts[func.name().partition("::")[2].partition(".")[0]] += 1
+
+        with WatchedCalls(see):
             engine.backward(engine(torch.ones(1, WIDTH), order))
-        counts = collectives.counts
         steps.append([
             sum(counts[name] for name in counts if "allgather" in name), counts["broadcast_"]
         ])

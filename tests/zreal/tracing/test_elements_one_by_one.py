@@ -12,19 +12,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.watched_calls import WatchedCalls
 from zreal.tracing.kernels import kernel
 
 
-class LastKernel(TorchDispatchMode):
-    singly = 0
+def made_singly(run: Callable[[], Tensor]) -> tuple[int, Tensor]:
+    """Elements that the last kernel of `run` takes one by one, and its result."""
+    singly = [0]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        work = kernel(func, args, kwargs or {}, result, device="cuda")
-        self.singly = self.singly if work is None else work.singly
-        return result
+    def see(*call: Any) -> None:
+        work = kernel(*call, device="cuda")
+        singly.extend([] if work is None else [work.singly])
+
+    with WatchedCalls(see):
+        result = run()
+    return singly[-1], result
 
 
 def f32(*shape: int) -> Tensor:
@@ -77,13 +80,10 @@ ONE_BY_ONE: dict[str, Callable[[], Tensor]] = {
 
 @pytest.mark.parametrize("case", LOADED_TOGETHER)
 def test_several_elements_are_loaded_at_once(case: str) -> None:
-    with LastKernel() as last:
-        LOADED_TOGETHER[case]()
-    assert last.singly == 0
+    assert made_singly(LOADED_TOGETHER[case])[0] == 0
 
 
 @pytest.mark.parametrize("case", ONE_BY_ONE)
 def test_elements_are_taken_one_by_one(case: str) -> None:
-    with LastKernel() as last:
-        result = ONE_BY_ONE[case]()
-    assert last.singly == result.numel()
+    singly, result = made_singly(ONE_BY_ONE[case])
+    assert singly == result.numel()

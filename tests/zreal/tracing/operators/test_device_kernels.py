@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.cases.sampling import one_in
+from tests.support.watched_calls import WatchedCalls
 from tests.zreal.tracing.test_trace import records
 from zreal.modules import modules
 from zreal.modules.numerics import batches
@@ -178,21 +178,6 @@ def test_what_is_recomputed_of_attention_is_what_a_trace_recomputes(
     )
 
 
-class Log(TorchDispatchMode):
-    """The operators that run inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operators: list[str] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        self.operators.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 MASKS: dict[str, Callable[[torch.dtype], Tensor | None]] = {
     "none": lambda _: None, "boolean": lambda _: torch.ones(7, 7, dtype=torch.bool).tril(),
     "added": lambda dtype: torch.zeros(7, 7, dtype=dtype),
@@ -210,11 +195,12 @@ def test_where_no_fused_kernel_takes_the_heads_torchs_own_composite_runs(
         torch.manual_seed(0)
         heads = [torch.randn(2, 4, 7, width, dtype=dtype, requires_grad=True) for _ in range(3)]
         own = KernelChoices("cuda") if of_cuda else sdpa_kernel(SDPBackend.MATH)
-        with Log() as log, own:
+        operators: list[str] = []
+        with WatchedCalls(lambda func, *_: operators.append(str(func))), own:
             functional.scaled_dot_product_attention(
                 *heads, attn_mask=MASKS[mask](dtype)
             ).sum().backward()
-        return log.operators
+        return operators
 
     assert run(of_cuda=True) == run(of_cuda=False)
 

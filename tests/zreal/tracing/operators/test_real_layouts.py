@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from tests.support.cases.sampling import one_in
+from tests.support.watched_calls import WatchedCalls
 from tests.zreal.tracing.user_steps import FSDP2, Exact
 from zreal.tracing.errors import UntraceableError
 from zreal.tracing.fakes.real_layouts import RULES, as_real
@@ -122,28 +123,12 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class AsGiven(TorchDispatchMode):
-    """Inside, every call is kept with what it was given and with its result, as they lie."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.recorded: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if not func.is_view and not func._schema.is_mutable:
-            self.recorded.append((func, args, kwargs or {}, result))
-        return result
-
-
 def as_given(run: Callable[[], Tensor]) -> list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]]:
-    """Calls of `run` with what they were given and made."""
-    with AsGiven() as seen:
+    """Calls of `run` with what they were given and made, as it lies."""
+    seen: list[Any] = []
+    with WatchedCalls(lambda *call: seen.append(call)):
         run()
-    return seen.recorded
+    return [call for call in seen if not call[0].is_view and not call[0]._schema.is_mutable]
 
 
 def calls(run: Callable[[Tensor], Tensor], x: Tensor) -> list[Call]:
