@@ -43,10 +43,6 @@ STAGES: dict[str, Stage] = {"zero1": 1, "zero2": 2, "zero3": 3}
 """Stages by strategy."""
 
 
-def _device_of(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
-
-
 class ZeRO:
     """`module` trained over the default process group with its states sharded, as arXiv 1910.02054
     does.
@@ -106,7 +102,9 @@ class ZeRO:
         self._meta: MetaModule | None = None
         self.make: Make = made
         """Makes the parameters of a group; those of a user's loop are there already."""
-        self._device = torch.device(device) if is_meta(module) else _device_of(module)
+        self._device = (
+            torch.device(device) if is_meta(module) else next(module.parameters()).device
+        )
         if is_meta(module) and own_values(module) is None:
             self._meta = MetaModule(
                 module=module, device=torch.device(device), group=world, state=state
@@ -273,7 +271,10 @@ class ZeRO:
             },
         )
         self._boundaries = LiveBoundaries(
-            units=find_units(self.module, self._unit_names(model)), known=names,
+            units=find_units(
+                self.module, list(dict.fromkeys(m.unit for m in model.modules if m.unit != "root"))
+            ),
+            known=names,
             enter_forward=walk.forward, enter_backward=self._enter_backward,
         )
         self._boundaries.watch()
@@ -283,9 +284,6 @@ class ZeRO:
             parameter.register_post_accumulate_grad_hook(
                 cast(Any, lambda _, fqn=fqn: walk.arrived(fqn))
             )
-
-    def _unit_names(self, model: TracedModel) -> list[str]:
-        return list(dict.fromkeys(m.unit for m in model.modules if m.unit != "root"))
 
     @contextmanager
     def _while_tracing(self) -> Iterator[None]:
@@ -330,7 +328,10 @@ class ZeRO:
     def _gather_whole(self, rank: FlatRank) -> None:
         """Before a forward that does not train: gather what is sharded."""
         live = rank.buffers.with_memory()
-        sharded = [unit for unit in rank.buffers.groups if not live.get(_whole(unit), True)]
+        sharded = [
+            unit for unit in rank.buffers.groups
+            if not live.get(buffer_of(unit, "unsharded"), True)
+        ]
         self._gathered = sharded
         for unit in sharded:
             rank.buffers.gather(unit)
@@ -339,7 +340,3 @@ class ZeRO:
         gathered, self._gathered = self._gathered, None
         for unit in gathered or ():
             release(rank.buffers.full(unit))
-
-
-def _whole(unit: str) -> str:
-    return buffer_of(unit, "unsharded")

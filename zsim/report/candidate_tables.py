@@ -36,7 +36,7 @@ def candidates(scenario: Scenario) -> Table:
         return {"candidates": [], "reason": str(error), "refused": []}
     traffic = mapped(_traffic, fitted.candidates)
     rows = [_row(*each) for each in zip(fitted.candidates, traffic, strict=True)]
-    costs = [_costs(row) for row in rows]
+    costs = [(row["needed"][0], row["sent_bytes"], row["step_ns"]) for row in rows]
     able = [row["verdict"] == "FITS" for row in rows]
     for row, own in zip(rows, costs, strict=True):
         better = next(
@@ -55,10 +55,6 @@ def candidates(scenario: Scenario) -> Table:
 def dominates(left: Sequence[int], right: Sequence[int]) -> bool:
     """True where `left` costs no more of anything, and less of something."""
     return left != right and all(a <= b for a, b in zip(left, right, strict=True))
-
-
-def _costs(row: Table) -> Figures:
-    return row["needed"][0], row["sent_bytes"], row["step_ns"]
 
 
 def _traffic(candidate: Candidate) -> tuple[int, int]:

@@ -53,7 +53,7 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
     by one, share one."""
     model = ddp.under_ddp(training, mesh=mesh, options=options)
     owned = owned_parameters(training, num_ranks=model.num_replicas)
-    construction = tuple(_construction(model).ops)
+    construction = tuple(replicated_construction.construction(model, has_master=False).ops)
     trained = training.model.trained
     kinds: dict[tuple[int, ...], int] = {}
     programs: list[RankProgram] = []
@@ -70,10 +70,6 @@ def plan(training: Training, *, mesh: Mesh, options: Options) -> Program:
             )
             programs.append(rank_program(construction, first=first, steady=steady, second=second))
     return Program(mesh=mesh, ranks=tuple(programs), assignment=tuple(assignment))
-
-
-def _construction(model: ReplicatedModel) -> StepBuilder:
-    return replicated_construction.construction(model, has_master=False)
 
 
 def _step(

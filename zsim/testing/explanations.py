@@ -15,7 +15,6 @@ from zsim import api
 from zsim.io.quantities import Bytes, Duration
 from zsim.io.units import format_bytes, format_time
 from zsim.ir.ledger_replay import replay
-from zsim.ir.run import RankRun
 from zsim.memory.holdings import alike, holdings
 from zsim.models.training_options import Device
 from zsim.runs.figures.run_figures import (
@@ -65,7 +64,9 @@ def at_the_peak(figure: Any, other: object) -> Iterator[str]:
     Meters of real backends see no units. What is behind their peak is taken from the Program.
     """
     run: Run = figure.run
-    number = max(run.ranks, key=lambda rank: (_peak(rank), -rank.rank)).rank
+    number = max(
+        run.ranks, key=lambda rank: (rank.phases["steady"].memory.peak_bytes, -rank.rank)
+    ).rank
     device: Device = "cuda" if run.record.provenance.get("device") == "cuda" else "cpu"
     program = plan(run.scenario, device=device).of_rank(number)
     beyond = int(figure) - int(other) if isinstance(other, int) else 0
@@ -79,10 +80,6 @@ def at_the_peak(figure: Any, other: object) -> Iterator[str]:
         yield f"  {format_bytes(nbytes):>11}  {kind:<21} {units[:40]}"
     if rest := rows[MOST_ROWS:]:
         yield f"  {format_bytes(sum(row[2] for row in rest)):>11}  in {len(rest):,} rows more"
-
-
-def _peak(rank: RankRun) -> int:
-    return rank.phases["steady"].memory.peak_bytes
 
 
 def exposed(figure: Any, other: object) -> Iterator[str]:

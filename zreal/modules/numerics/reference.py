@@ -105,7 +105,9 @@ class SingleProcess:
         noise, self._noise = self._noise, None
         return Reference(
             losses=tuple(losses), initial=initial, parameters=_copies(scenario.model, master),
-            directionless=_in_host_memory(noise.elements) if noise is not None else {},
+            directionless={} if noise is None else {
+                name: tensor.cpu() for name, tensor in noise.elements.items()
+            },
             untrained={
                 name: parameter.detach().cpu()
                 for name, parameter in master.named_parameters()
@@ -264,7 +266,3 @@ def _copies(spec: ModelSpec, model: modules.Model) -> dict[str, Tensor]:
         for name, parameter in named
         if name in trained
     }
-
-
-def _in_host_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.cpu() for name, tensor in tensors.items()}

@@ -166,7 +166,7 @@ class _Training:
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-            if all(map(torch.equal, before.values(), self._plain_values())):
+            if all(map(torch.equal, before.values(), self.plain.parameters())):
                 raise ArgumentError(
                     where="loss", expected="a loss that moves a parameter",
                     found="one whose gradients are all zero",
@@ -187,9 +187,6 @@ class _Training:
         require("outputs_are_the_modules", far, group=self.group)
         self.loss(output).backward()
         self.step += 1
-
-    def _plain_values(self) -> list[Tensor]:
-        return [each.detach() for each in self.plain.parameters()]
 
     def _others(
         self, values: dict[str, Tensor], expected: dict[str, Tensor]

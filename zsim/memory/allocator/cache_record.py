@@ -5,7 +5,7 @@ It knows no measured Run; `zsim.runs.compare.memory.cache` compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from zsim.cluster.cluster import ClusterSpec
 from zsim.ir.program import Program, RankProgram
@@ -27,7 +27,7 @@ def cache_records(
     """
     workspace, besides = cublas_workspace(cluster.device), total(belongings(scenario))
     kinds: dict[int, reserved.AllocatorRecord] = {}
-    for kind in _kinds(program, steady):
+    for kind in sorted({program.assignment[rank] for rank in steady}):
         kinds[kind] = _steady(
             program.ranks[kind], workspace, expandable_segments=scenario.expandable_segments
         )
@@ -35,10 +35,6 @@ def cache_records(
         rank: _record(kinds[program.assignment[rank]], memory, besides)
         for rank, memory in steady.items()
     }
-
-
-def _kinds(program: Program, ranks: Iterable[int]) -> list[int]:
-    return sorted({program.assignment[rank] for rank in ranks})
 
 
 def _steady(

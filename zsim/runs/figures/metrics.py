@@ -81,7 +81,8 @@ def figures(run: RunRecord, scenario: Scenario) -> Figures:
     spans = time is not None and any(rank.spans for rank in distinct)
     exposed = _largest(map(exposed_ns, distinct)) if spans else None
     shares = [exposed_ns(rank) / (rank.recorded_step_ns or time) for rank in distinct if time]
-    memory, own = steady.phases["steady"].memory, _on_own_device(run, scenario)
+    memory = steady.phases["steady"].memory
+    own = run.provenance.get("device") == scenario.cluster.kind
     return Figures(
         step_time_ns=time, step_time_band_ns=band_ns(time, band_of(run)) if time else None,
         compute_ns=_largest(map(compute_ns, distinct)) if spans else None,
@@ -129,10 +130,6 @@ def _bytes_sent(run: RunRecord) -> int | None:
 
 def _largest(values: Iterable[int]) -> int:
     return max(values, default=0)
-
-
-def _on_own_device(run: RunRecord, scenario: Scenario) -> bool:
-    return run.provenance.get("device") == scenario.cluster.kind
 
 
 def _utilization(flops: int, scenario: Scenario, time: int) -> float:

@@ -195,7 +195,8 @@ def construction(model: FlatModel, *, sharded: bool) -> StepBuilder:
             make(group)
         cut = sharded and not group.whole
         step.issue(
-            "copy", group.fqn, kernels=_copies(model, group),
+            "copy", group.fqn,
+            kernels=(copy_kernel(group.layout.numel, source=model.dtype, target=model.dtype),),
             memory=_flatten(model, group, sharded=cut),
             host=host_buffers.constructed(group, offload=model.offload, dtype=model.dtype),
         )
@@ -203,10 +204,6 @@ def construction(model: FlatModel, *, sharded: bool) -> StepBuilder:
             gone = Free(buffer_of(group.fqn, "unsharded"))
             step.issue("free", group.fqn, stream="host", memory=(gone,))
     return step
-
-
-def _copies(model: FlatModel, group: FlatGroup) -> tuple[Kernel, ...]:
-    return (copy_kernel(group.layout.numel, source=model.dtype, target=model.dtype),)
 
 
 def _flatten(model: FlatModel, group: FlatGroup, *, sharded: bool) -> Iterator[MemoryEvent]:

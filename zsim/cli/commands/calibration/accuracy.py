@@ -112,7 +112,8 @@ def _table(result: Accuracy) -> Iterator[str]:
             for value in (group.median, group.mean, group.p95, group.max, group.bias)
         )
         yield (
-            f"{group.source[:30]:<30} {_kind(group.kind):<28} {group.gpu[:16]:<16} "
+            f"{group.source[:30]:<30} {group.kind.removeprefix('collective ')[:28]:<28} "
+            f"{group.gpu[:16]:<16} "
             f"{group.nodes:>5} {group.n:>5} {shares} {order:>6}"
         )
     if result.rows:
@@ -125,8 +126,8 @@ def _table(result: Accuracy) -> Iterator[str]:
         )
         for row in sorted(result.rows, key=lambda row: -abs(row.error))[:5]:
             yield (
-                f"  {_position(row)}: predicted {_figure(row, row.predicted)}, measured "
-                f"{_figure(row, row.measured)}, "
+                f"  {row.source} line {row.line}: predicted {_figure(row, row.predicted)}, "
+                f"measured {_figure(row, row.measured)}, "
                 f"{100 * row.error:+.1f} %; {_fields(row)}"
             )
     if result.pairs:
@@ -174,20 +175,12 @@ def _figure(row: Predicted, value: float) -> str:
     return format_bytes(round(value)) if row.unit == "B" else f"{value:.6g} s"
 
 
-def _kind(kind: str) -> str:
-    return kind.removeprefix("collective ")[:28]
-
-
 def by_reason(skipped: Sequence[Skipped]) -> dict[str, list[Skipped]]:
     """Skipped rows by their reason."""
     rows_of: dict[str, list[Skipped]] = {}
     for row in skipped:
         rows_of.setdefault(row.reason, []).append(row)
     return rows_of
-
-
-def _position(row: Predicted) -> str:
-    return f"{row.source} line {row.line}"
 
 
 def _fields(row: Predicted) -> str:
