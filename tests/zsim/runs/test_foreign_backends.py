@@ -50,7 +50,7 @@ class Theirs:
 
 
 class Fine(Theirs):
-    """It answers something else than a Run."""
+    """A simulator whose answer is no Run."""
 
     def run(self, scenario: Scenario, *, options: RunOptions) -> Any:
         return "fine"

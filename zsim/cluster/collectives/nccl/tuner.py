@@ -1,7 +1,7 @@
-"""NCCL's own cost model: the latency of each algorithm and protocol, made of a base and of hops,
-and the bandwidth of rings and trees, made of their channels and of caps.
+"""NCCL's own cost model: latencies of algorithms and protocols, bandwidths of rings and trees.
 
-Source: NCCL 2.30.7 (src/graph/tuning.cc, topo.h), in our own words. NCCL adds them up to choose.
+Source: NCCL 2.30.7 (src/graph/tuning.cc, topo.h), in our own words. A latency is made of a base and
+of hops, a bandwidth of channels and of caps. NCCL adds them up to choose.
 The sums are systematically too short below 1 GB, so `zsim.cluster.collectives.nccl.durations` has
 sums of its own. GB/s are bytes per nanosecond here, and times microseconds, as in NCCL's own
 tables. This module knows no cluster and no preset.
