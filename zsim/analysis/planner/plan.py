@@ -121,8 +121,10 @@ def _cost(option: Option, request: Request) -> tuple[int, int]:
 
 
 def _as_good(option: Option, best: Option, request: Request) -> bool:
-    """True for one about as fast on as many GPUs, or for the fastest on fewer: 2 % of the price is
-    no reason to train twice as long."""
+    """True for one about as fast on as many GPUs, or where the fastest is asked for, on fewer.
+
+    2 % of the price is no reason to train twice as long.
+    """
     few = option.gpus <= best.gpus if request.goal == "fastest" else option.gpus == best.gpus
     return few and option.step_time_ns <= MUCH_FASTER * best.step_time_ns
 
@@ -154,5 +156,5 @@ def _reason(
 
 
 def _work(scenario: Scenario) -> tuple[Any, ...]:
-    """What is sharded and recomputed."""
+    """Strategy, mesh and checkpointing, by which candidates shard and recompute."""
     return scenario.strategy, scenario.options, scenario.mesh, scenario.checkpointing

@@ -136,7 +136,7 @@ def space_of(
 def _require_free(varied: Axes) -> None:
     """ArgumentError for keys that the plan sets itself, or that all candidates have in common."""
     for key in varied.values:
-        is_same = key in SAME or key.partition(".")[0] in SAME and key not in FORMS
+        is_same = key in SAME or (key.partition(".")[0] in SAME and key not in FORMS)
         if is_same or key in SIZES:
             raise ArgumentError(
                 where="vary", expected="keys beside model, tokens of a sequence, nodes and batch",

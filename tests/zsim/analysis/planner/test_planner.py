@@ -143,9 +143,9 @@ def test_the_cheapest_is_no_dearer_one_on_fewer_gpus_that_trains_twice_as_long()
         nodes=[1, 2], micro_batches=[1], global_batch=128, goal="cheapest",
     )
     hours = {each.name: each.gpus * each.step_time_ns for each in plan.front}
-    one = min(hours[each.name] for each in plan.front if each.gpus == 8)
+    of_one_node = min(hours[each.name] for each in plan.front if each.gpus == 8)
     assert plan.recommended.gpus == 16
-    assert 1 < one / hours[plan.recommended.name] < 1.02
+    assert 1 < of_one_node / hours[plan.recommended.name] < 1.02
 
 
 def test_days_leave_out_what_is_slower(plan: zsim.Plan) -> None:
