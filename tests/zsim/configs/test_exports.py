@@ -185,6 +185,21 @@ def test_what_a_kind_does_not_say_is_told():
     assert "precision.reduce: accelerate reduces in bf16 too" in unsaid
 
 
+def test_no_clipping_is_an_infinite_norm_for_torchtitan_which_scales_gradients_to_any(tmp_path):
+    """torchtitan 0.2.2 hands max_norm to clip_grads_with_norm_ at each step: 0 trains nothing."""
+    scenario = load("scenarios/published/llama-3-8b-8-h100.toml")
+    exported = export_config(scenario, "torchtitan")
+    assert "max_norm = inf" in exported.text
+    assert "model.loss_dtype: torchtitan casts logits to float32" in exported.unsaid
+    assert ("optimizer.clip_norm: torchtitan computes a norm at each step; inf clips none"
+            in exported.unsaid)
+    clipped = export_config(scenario.with_(
+        optimizer={"clip_norm": 1.0}, model={"loss_dtype": "float32"}
+    ), "torchtitan")
+    assert "max_norm = 1.0" in clipped.text
+    assert not any("clip" in text or "loss" in text for text in clipped.unsaid)
+
+
 @pytest.mark.parametrize("kind", ["accelerate", "torchtitan"])
 def test_units_that_a_kind_makes_otherwise_are_told(kind):
     tied, untied = load(FSDP2), load(FSDP2).with_(model={"preset": "llama-tiny"})

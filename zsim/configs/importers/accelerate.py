@@ -14,6 +14,7 @@ from zsim.configs.documents import json_config, text_of
 from zsim.configs.draft import Draft
 from zsim.configs.importer import JSON_OR_YAML, Importer
 from zsim.configs.importers import deepspeed, fsdp_plugin, transformers_modules
+from zsim.errors import ScenarioError
 
 TYPES = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA", "TPU",
          "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_HPU")
@@ -171,6 +172,11 @@ def named(file: str, draft: Draft) -> dict[str, Any]:
     repository's root, or from here."""
     folders = Path(draft.notes.where).resolve().parents
     path = next((folder / file for folder in folders if (folder / file).is_file()), Path(file))
+    if not path.exists():
+        raise ScenarioError((
+            f"{draft.notes.where}: {file[:200]}: no such file beside this config, in a folder "
+            "above it, or here; put it there, or its content in place of its name",
+        ))
     return json_config(text_of(path), where=str(path))
 
 

@@ -188,6 +188,8 @@ def _optimizer(config: ConfigKeys, draft: Draft, *, own: bool, deepspeed: bool) 
     optim = config.text(key, "adamw_torch_fused") or ""
     rate, decay = config.number("learning_rate"), config.number("weight_decay", 0.0)
     name = OPTIMIZERS.get(optim, optim)
+    draft.put("optimizer.learning_rate", rate)
+    draft.put("optimizer.weight_decay", decay)
     if deepspeed:
         if own and name != "adamw":
             draft.notes.problem(key, f"expected adamw_torch beside deepspeed, found {optim[:40]}, "
@@ -200,8 +202,6 @@ def _optimizer(config: ConfigKeys, draft: Draft, *, own: bool, deepspeed: bool) 
     if "optimizer.name" not in draft.answers.settings:
         draft.put("optimizer.name", name)
         draft.put("optimizer.implementation", "fused" if optim in FUSED else "foreach")
-    draft.put("optimizer.learning_rate", rate)
-    draft.put("optimizer.weight_decay", decay)
 
 
 def _rest(config: ConfigKeys, draft: Draft) -> None:
