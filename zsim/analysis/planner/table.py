@@ -224,7 +224,8 @@ def _verdict(plan: Plan) -> Iterator[str]:
     taken, request = plan.recommended, plan.request
     fit = [(each.name, each.reason) for each in plan.options if each.memory.verdict == "FITS"]
     late = [each for each in (*fit, *plan.refused) if each[1].endswith(" are asked")]
-    if not plan.options and plan.refused and not late:
+    is_able = plan.options or any(reason.startswith("OOM") for _, reason in plan.refused)
+    if not is_able and plan.refused and not late:
         first = plan.refused[0]
         is_told = {reason for _, reason in plan.refused} == {_kind(first[1])}  # in the table
         yield "nothing could be tried" + f": {': '.join(first)}" * (not is_told)
@@ -260,7 +261,7 @@ def _why_none(late: Sequence[tuple[str, str]]) -> Iterator[str]:
     if dear:
         yield "nothing fits in time and budget: try a larger budget"
     else:
-        more = "more days" if late else "smaller micro-batches"
+        more = "more days" if late else "smaller micro-batches; `zsim fit` tries offloading too"
         yield f"nothing fits{' in time' if late else ''}: try more nodes, or {more}"
     if late:
         name, reason = min(dear or late, key=lambda each: _figure(each[1]))

@@ -103,6 +103,16 @@ def test_a_small_device_rules_out_by_states_alone() -> None:
     assert "states alone are" in reasons["8 GPUs, micro_batch = 1, ddp"]
 
 
+def test_where_all_are_out_of_memory_more_nodes_and_offloading_are_named() -> None:
+    """All are ruled out by states alone, and yet one of `zsim fit` has room."""
+    scenario = SMALL.with_(model={"preset": "llama-3-70b", "num_layers": 80})
+    plan = zsim.plan_for(scenario, micro_batches=[1])
+    assert plan.options == ()
+    assert str(plan).splitlines()[-1] == (
+        "nothing fits: try more nodes, or smaller micro-batches; `zsim fit` tries offloading too"
+    )
+
+
 def test_the_front_is_what_nothing_else_beats(plan: zsim.Plan) -> None:
     able = [each for each in plan.options if each.memory.verdict == "FITS"]
     for option in able:
