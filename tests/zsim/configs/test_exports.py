@@ -89,7 +89,8 @@ def of_accelerate(draw: st.DrawFn) -> Scenario:
     return Scenario(
         model=MODEL, cluster={"preset": "cpu-gloo", "ranks": ranks}, precision=precision,
         batch={"micro_batch": 2, "sequence_length": 32}, activation_checkpointing=checkpoints,
-        strategy={"name": name, **draw(st.fixed_dictionaries(options))},
+        strategy={"name": name, **draw(st.fixed_dictionaries(options)),
+                  **({} if name == "single" else {"sync": "last"})},
         wrapping={"ends": "apart"} if name in ("fsdp2", "hsdp") else {},
     )
 
@@ -183,6 +184,11 @@ def test_what_a_kind_does_not_say_is_told():
     unsaid = export_config(scenario, "accelerate").unsaid
     assert "batch.micro_batch" in unsaid
     assert "precision.reduce: accelerate reduces in bf16 too" in unsaid
+    each = scenario.with_(batch={"accumulation": 2})
+    last = each.with_(strategy={"sync": "last"})
+    told = "strategy.sync: accelerate reduces after the last micro-batch"
+    assert [told in export_config(every, "accelerate").unsaid for every in (scenario, each, last)
+            ] == [False, True, False]
 
 
 def test_no_clipping_is_an_infinite_norm_for_torchtitan_which_scales_gradients_to_any(tmp_path):

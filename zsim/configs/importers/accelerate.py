@@ -53,9 +53,17 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     if kind != "DEEPSPEED":
         draft.batch(micro=None, accumulation=config.whole("gradient_accumulation_steps"))
         draft.notes.assume("optimizer: adamw, as accelerate leaves it to the script")
+        reduce_last(draft)
     transformers_modules.tell(draft)
     config.ignore("not of this distributed_type", "megatron_lm_config", "mpirun_config")
     config.close()
+
+
+def reduce_last(draft: Draft) -> None:
+    """Put the reduction of gradients after the last micro-batch: before it `accumulate`, and
+    transformers' Trainer, enter no_sync, in which ranks keep whole gradients."""
+    if draft.get("strategy.name") != "single":
+        draft.put("strategy.sync", "last")
 
 
 def sharded_precision(draft: Draft, precision: str | None) -> None:

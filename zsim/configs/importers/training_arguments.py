@@ -92,6 +92,8 @@ def read(config: ConfigKeys, draft: Draft) -> None:
         else:
             _replicated(config, draft)
             accelerate.replicated_precision(draft, precision)
+        if not _syncs_each(config):
+            accelerate.reduce_last(draft)
         if loaded and not ((plugin or options) and precision != "no"):
             draft.tables["precision"] = {"parameters": loaded, "reduce": loaded, "master": False}
             draft.notes.assume(f"parameters and states of the optimizer are {loaded}, as the model "
@@ -101,6 +103,16 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     training_scripts.read(config, draft)
     config.ignore("changes no byte and no time of a step", *NO_STEP, *training_scripts.NO_STEP)
     config.close()
+
+
+def _syncs_each(config: ConfigKeys) -> bool:
+    """True where gradients are reduced after each micro-batch, as `accelerator_config` asks."""
+    accelerator = config.table("accelerator_config")
+    accumulation = accelerator.table("gradient_accumulation_kwargs")
+    each = accumulation.flag("sync_each_batch", False)
+    for table in (accumulation, accelerator):
+        table.ignore("changes no byte and no time of a step", *table.left)
+    return bool(each)
 
 
 def _replicated(config: ConfigKeys, draft: Draft) -> None:
