@@ -41,6 +41,7 @@ SHARDINGS = {
     "full_shard": "FULL_SHARD", "shard_grad_op": "SHARD_GRAD_OP", "no_shard": "NO_SHARD",
     "hybrid_shard": "HYBRID_SHARD", "hybrid_shard_zero2": "HYBRID_SHARD_ZERO2",
 }
+FIND_UNUSED = "strategy.find_unused_parameters"
 BATCHES = ("per_device_train_batch_size", "micro_batch_size")
 NO_STEP = (
     "accelerator_config", "adam_beta1", "adam_beta2", "adam_eps*",
@@ -73,6 +74,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
                                                              else 2) or 2
     table = zero if isinstance(zero, dict) else accelerate.named(str(zero), draft) if zero else {}
     _optimizer(config, draft, own="optimizer" not in table, deepspeed=bool(zero))
+    _rest(config, draft)
     draft.processes(config.whole("num_processes"), key="num_processes")
     if zero:
         filled = _filled(table, {
@@ -98,7 +100,6 @@ def read(config: ConfigKeys, draft: Draft) -> None:
             draft.tables["precision"] = {"parameters": loaded, "reduce": loaded, "master": False}
             draft.notes.assume(f"parameters and states of the optimizer are {loaded}, as the model "
                                "is loaded; the autocast around it is not modelled")
-    _rest(config, draft)
     transformers_modules.put(draft)
     training_scripts.read(config, draft)
     config.ignore("changes no byte and no time of a step", *NO_STEP, *training_scripts.NO_STEP)
@@ -116,13 +117,19 @@ def _syncs_each(config: ConfigKeys) -> bool:
 
 
 def _replicated(config: ConfigKeys, draft: Draft) -> None:
-    """Put DDP and its options, which a plain module on one process does not read."""
+    """Put DDP and its options, which a plain module on one process does not read. The Trainer has
+    DDP look for unused parameters where no block is checkpointed."""
     draft.put("strategy.name", draft.replicated)
     if draft.world == 1:
         config.ignore("one process has no DDP", "ddp_bucket_cap_mb", "ddp_find_unused_parameters")
         return
     draft.put("strategy.bucket_cap_mb", config.number("ddp_bucket_cap_mb"))
-    draft.put("strategy.find_unused_parameters", config.flag("ddp_find_unused_parameters"))
+    unused = config.flag("ddp_find_unused_parameters")
+    if unused is None and draft.get(FIND_UNUSED) is None:
+        unused = draft.get("activation_checkpointing.mode") in (None, "none")
+        draft.notes.assume(f"{FIND_UNUSED} = {str(unused).lower()}, the Trainer's default "
+                           f"{'without' if unused else 'with'} checkpointing")
+    draft.put(FIND_UNUSED, unused)
 
 
 def _precision(config: ConfigKeys, draft: Draft, *, axolotl: bool) -> tuple[str, str | None]:
