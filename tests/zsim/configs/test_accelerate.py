@@ -251,6 +251,7 @@ def test_gradients_are_reduced_after_the_last_micro_batch_unless_each_is_asked(t
 @pytest.mark.parametrize(("arguments_of_it", "unused"), [
     ({"gradient_checkpointing": False}, True), ({"gradient_checkpointing": True}, False),
     ({"gradient_checkpointing": False, "ddp_find_unused_parameters": False}, False),
+    ({"gradient_checkpointing": False, "base_model": "a/b"}, False),
 ])
 def test_ddp_looks_for_unused_parameters_as_the_trainer_has_it(tmp_path, arguments_of_it, unused):
     """transformers 5.24 does where nothing is checkpointed, and steps take 3 to 11 % longer."""

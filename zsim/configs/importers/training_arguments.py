@@ -92,7 +92,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
             draft.put("strategy.dp_shard", config.whole("dp_shard_size"))
             accelerate.sharded_precision(draft, precision)
         else:
-            _replicated(config, draft)
+            _replicated(config, draft, axolotl=axolotl)
             accelerate.replicated_precision(draft, precision)
         if not _syncs_each(config):
             accelerate.reduce_last(draft)
@@ -116,9 +116,11 @@ def _syncs_each(config: ConfigKeys) -> bool:
     return bool(each)
 
 
-def _replicated(config: ConfigKeys, draft: Draft) -> None:
-    """Put DDP and its options, which a plain module on one process does not read. The Trainer has
-    DDP look for unused parameters where no block is checkpointed."""
+def _replicated(config: ConfigKeys, draft: Draft, *, axolotl: bool) -> None:
+    """Put DDP and its options, which a plain module on one process does not read.
+
+    The Trainer has DDP look for unused parameters where no block is checkpointed, axolotl never.
+    """
     draft.put("strategy.name", draft.replicated)
     if draft.world == 1:
         config.ignore("one process has no DDP", "ddp_bucket_cap_mb", "ddp_find_unused_parameters")
@@ -126,9 +128,9 @@ def _replicated(config: ConfigKeys, draft: Draft) -> None:
     draft.put("strategy.bucket_cap_mb", config.number("ddp_bucket_cap_mb"))
     unused = config.flag("ddp_find_unused_parameters")
     if unused is None and draft.get(FIND_UNUSED) is None:
-        unused = draft.get("activation_checkpointing.mode") in (None, "none")
-        draft.notes.assume(f"{FIND_UNUSED} = {str(unused).lower()}, the Trainer's default "
-                           f"{'without' if unused else 'with'} checkpointing")
+        unused = not axolotl and draft.get("activation_checkpointing.mode") in (None, "none")
+        draft.notes.assume(f"{FIND_UNUSED} = {str(unused).lower()}, as "
+                           f"{'axolotl' if axolotl else 'the Trainer'} has it by default")
     draft.put(FIND_UNUSED, unused)
 
 
