@@ -244,6 +244,19 @@ def test_the_command_prints_and_writes_what_to_take(tmp_path, capsys) -> None:
     assert "--micro-batch" in capsys.readouterr().err
 
 
+def test_what_to_take_is_written_in_another_folder_with_the_files_that_it_names(tmp_path) -> None:
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000,
+              "n_positions": 2048}
+    mine, out = tmp_path / "mine", tmp_path / "out" / "best.toml"
+    mine.mkdir()
+    (mine / "config.json").write_text(json.dumps(config))
+    (mine / "a.toml").write_text(SMALL.to_toml().replace(
+        'preset = "llama-3-8b", num_layers = 2', 'huggingface = "config.json"'
+    ))
+    assert main(["plan", str(mine / "a.toml"), "--micro-batch", "1", "-o", str(out)]) == 0
+    assert zsim.load(out).tables["model"] == {"huggingface": "../mine/config.json"}
+
+
 def test_other_keys_vary_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     path.write_text(SMALL.with_(strategy={"name": "zero2"}).to_toml())
