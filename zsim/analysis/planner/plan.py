@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from zsim.analysis.fit.fit import MUCH_FASTER, more_work
+from zsim.analysis.fit.fit import MUCH_FASTER, more_work, trouble
 from zsim.analysis.planner.goal import GOALS, Goal
 from zsim.analysis.planner.option import Option, dominates
 from zsim.analysis.planner.search import searched
@@ -99,14 +99,19 @@ def _request(
 
 
 def _taken(options: Sequence[Option], request: Request) -> Option | None:
-    """The option that the goal chooses among those that fit and are in time. A TIGHT one is taken
-    only if none fits; of two as fast, the first has fewer GPUs, or shards and recomputes less."""
+    """The option that the goal chooses among those that fit and are in time.
+
+    A TIGHT one is taken only if none fits, and of these one that releases no cache. Of two as fast,
+    the first has fewer GPUs, or shards and recomputes less.
+    """
     for verdict in ("FITS", "TIGHT"):
         able = [
             each for each in options
             if each.memory.verdict == verdict and not request.beyond(each)
         ]
         if able:
+            least = min(trouble(each.memory) for each in able)
+            able = [each for each in able if trouble(each.memory) == least]
             best = min(able, key=lambda each: _cost(each, request))
             return next(each for each in able if _as_good(each, best, request))
     return None

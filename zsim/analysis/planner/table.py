@@ -162,8 +162,9 @@ def _lines(plan: Plan) -> Iterator[str]:
     for each in shown:
         yield f"{'->' if each is plan.recommended else '  '} {_cells(each, plan)}  {each.way}"
         reason = each.reason if each is not plan.recommended else ""
-        if remark := "; ".join(filter(None, (reason, otherwise(each.instead, each.dropped)))):
-            yield f"{'':{len(_cells(each, plan)) + 5}}{remark}"
+        remarks = (reason, each.memory.running, otherwise(each.instead, each.dropped))
+        if any(remarks):
+            yield f"{'':{len(_cells(each, plan)) + 5}}{'; '.join(filter(None, remarks))}"
     names = {each.name for each in front}
     hidden = len(front) - len([each for each in shown if each.name in names])
     if hidden > 0:

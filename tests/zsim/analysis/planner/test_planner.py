@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from tests.support.cases.situations import cases
 from tests.support.folders import ROOT
 from zsim.analysis.assessed import drafted, of_planned
 from zsim.analysis.fit import fit
+from zsim.analysis.planner import plan as plan_module
 from zsim.analysis.planner import search, space
 from zsim.analysis.planner.bounds import bounds_of
 from zsim.analysis.planner.goal import GOALS
 from zsim.analysis.planner.option import dominates
+from zsim.analysis.planner.table import Request
 from zsim.cli.main import main
 from zsim.scenario.checks import refusals
 from zsim.scenario.plan import planned
@@ -156,6 +159,26 @@ def test_the_cheapest_is_no_dearer_one_on_fewer_gpus_that_trains_twice_as_long()
     of_one_node = min(hours[each.name] for each in plan.front if each.gpus == 8)
     assert plan.recommended.gpus == 16
     assert 1 < of_one_node / hours[plan.recommended.name] < 1.02
+
+
+def test_where_all_are_tight_one_that_releases_no_cache_is_taken() -> None:
+    """Three sequences may just have room; four flush cached memory twice a step."""
+    scenario = SMALL.with_(
+        model={"preset": "llama-2-13b", "num_layers": 40}, batch={"sequence_length": 4096},
+        cluster={"preset": "p4d"}, optimizer={"implementation": "fused"},
+    )
+    asked = {"vary": {"strategy.name": ["fsdp2"]}}
+    (quiet, flushing) = (
+        zsim.plan_for(scenario, micro_batches=[each], global_batch=8 * each, **asked).recommended
+        for each in (3, 4)
+    )
+    assert {each.memory.verdict for each in (quiet, flushing)} == {"TIGHT"}
+    assert (quiet.memory.running, flushing.memory.running) == (
+        "", "flushing cached memory twice a steady step"
+    )
+    request = Request(tokens=None, days=None, price=None, budget=None, goal="fastest")
+    faster = replace(flushing, step_time_ns=quiet.step_time_ns // 2)
+    assert plan_module._taken([faster, quiet], request) is quiet
 
 
 def test_days_leave_out_what_is_slower(plan: zsim.Plan) -> None:
