@@ -195,8 +195,8 @@ class Scenario:
         """`to_dict` as JSON text; dates of TOML as text."""
         return json.dumps(self.tables, indent=2, allow_nan=False, default=str)
 
-    def to_toml(self) -> str:
-        """The scenario as TOML text, for a file beside those that it names.
+    def to_toml(self, *, folder: str | PathLike[str] | None = None) -> str:
+        """The scenario as TOML text, for a file in `folder`: by default that of its own file.
 
         >>> print(Scenario(
         ...     model={"preset": "gpt-tiny"}, batch={"micro_batch": 2},
@@ -208,7 +208,8 @@ class Scenario:
         strategy = { name = "ddp" }
         <BLANKLINE>
         """
-        return scenario_tables.to_toml(self._tables)
+        tables = scenario_tables.seen_from(folder, self._tables, self.folder)
+        return scenario_tables.to_toml(tables)
 
     @property
     def fingerprint(self) -> str:
@@ -233,8 +234,7 @@ class Scenario:
     @property
     def files(self) -> tuple[Path, ...]:
         """The files that this one names: a config.json, a traced model, a cluster's."""
-        model, cluster = self._tables["model"], self._tables["cluster"]
-        named = (model.get("huggingface"), model.get("traced"), cluster.get("file"))
+        named = (self._tables[table].get(key) for table, key in scenario_tables.FILES)
         return tuple(Path(self.folder) / file for file in named if file)
 
     @property

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from numbers import Integral
 from os import PathLike, fsdecode
+from os.path import isabs, join, relpath
 from typing import Any, TypedDict, TypeVar
 
 from zsim.io.quantities import Bytes, Duration
@@ -54,6 +55,23 @@ NAMED_BY: Mapping[str, tuple[frozenset[str], ...]] = {
     "cluster": (frozenset({"preset"}), frozenset({"file"})),
 }
 """The alternative ways to name a model or a cluster, each by the keys that go with it alone."""
+
+
+FILES = (("model", "huggingface"), ("model", "traced"), ("cluster", "file"))
+"""Table and key of the files that a scenario names, relative to its folder."""
+
+
+def seen_from(
+    folder: str | PathLike[str] | None, tables: Mapping[str, Any], own: str
+) -> dict[str, Any]:
+    """The `tables` of a scenario in the folder `own`, which name the same files from `folder`;
+    None for `own`."""
+    moved = dict(tables)
+    for table, key in FILES:
+        file = moved.get(table, {}).get(key)
+        if file and folder is not None and not isabs(file):
+            moved[table] = {**moved[table], key: relpath(join(own, file), folder)}
+    return moved
 
 
 def in_order(tables: Tables) -> dict[str, Any]:

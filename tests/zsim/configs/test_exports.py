@@ -89,7 +89,8 @@ def of_accelerate(draw: st.DrawFn) -> Scenario:
     return Scenario(
         model=MODEL, cluster={"preset": "cpu-gloo", "ranks": ranks}, precision=precision,
         batch={"micro_batch": 2, "sequence_length": 32}, activation_checkpointing=checkpoints,
-        strategy={"name": name, **draw(st.fixed_dictionaries(options))},
+        strategy={"name": name, **draw(st.fixed_dictionaries(options)),
+                  **({} if name == "single" else {"sync": "last"})},
         wrapping={"ends": "apart"} if name in ("fsdp2", "hsdp") else {},
     )
 
@@ -183,6 +184,26 @@ def test_what_a_kind_does_not_say_is_told():
     unsaid = export_config(scenario, "accelerate").unsaid
     assert "batch.micro_batch" in unsaid
     assert "precision.reduce: accelerate reduces in bf16 too" in unsaid
+    each = scenario.with_(batch={"accumulation": 2})
+    last = each.with_(strategy={"sync": "last"})
+    told = "strategy.sync: accelerate reduces after the last micro-batch"
+    assert [told in export_config(every, "accelerate").unsaid for every in (scenario, each, last)
+            ] == [False, True, False]
+
+
+def test_no_clipping_is_an_infinite_norm_for_torchtitan_which_scales_gradients_to_any(tmp_path):
+    """torchtitan 0.2.2 hands max_norm to clip_grads_with_norm_ at each step: 0 trains nothing."""
+    scenario = load("scenarios/published/llama-3-8b-8-h100.toml")
+    exported = export_config(scenario, "torchtitan")
+    assert "max_norm = inf" in exported.text
+    assert "model.loss_dtype: torchtitan casts logits to float32" in exported.unsaid
+    assert ("optimizer.clip_norm: torchtitan computes a norm at each step; inf clips none"
+            in exported.unsaid)
+    clipped = export_config(scenario.with_(
+        optimizer={"clip_norm": 1.0}, model={"loss_dtype": "float32"}
+    ), "torchtitan")
+    assert "max_norm = 1.0" in clipped.text
+    assert not any("clip" in text or "loss" in text for text in clipped.unsaid)
 
 
 @pytest.mark.parametrize("kind", ["accelerate", "torchtitan"])

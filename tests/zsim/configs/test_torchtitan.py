@@ -156,7 +156,9 @@ def test_float8_all_gathers_are_assumed_away_and_said(tmp_path):
     ("data_parallel_shard_degree = -1", "tensor_parallel_degree = 8",
      "tensor_parallel_degree: expected 1, found 8"),
     ("data_parallel_shard_degree = -1", "context_parallel_degree = 2", "expected 1, found 2"),
-    ('flavor = "8B"', 'flavor = "9B"', "model: missing"),
+    ('flavor = "8B"', 'flavor = "9B"', "model: missing: model is llama3 9B, which no preset is"),
+    ("[parallelism]", "max_norm = 0.0\n[parallelism]",
+     "training.max_norm: expected above 0, found 0, by which .* inf clips none"),
     ("[parallelism]", '[compile]\nenable = true\ncomponents = ["loss"]\n[parallelism]',
      'compile.components: expected "model", or "model" and "loss"'),
 ])

@@ -118,8 +118,14 @@ def test_the_ds_config_of_a_config_is_sought_in_the_folders_above_it(tmp_path):
     )
     folder = tmp_path / "examples" / "full"
     folder.mkdir(parents=True)
-    result = config(folder, FACTORY, "deepspeed: deepspeed/zero1.json")
+    result = config(folder, FACTORY, "deepspeed: deepspeed/zero1.json", "weight_decay: 0.25")
     assert result.scenario.strategy == "deepspeed1"
+    assert result.scenario.optimizer.weight_decay == 0.25
+
+
+def test_a_ds_config_that_is_not_there_is_named_with_the_config_that_names_it(tmp_path):
+    with pytest.raises(ScenarioError, match=r"config.yaml: examples/ds_z3.json: no such file"):
+        config(tmp_path, FACTORY, "deepspeed: examples/ds_z3.json")
 
 
 @pytest.mark.parametrize(("more", "said"), [

@@ -71,6 +71,7 @@ def test_a_scenario_is_read_whole():
         ("all_gathers", "==", 18)
     ]
     assert case.tables == tomllib.loads(WHOLE) == tomllib.loads(case.to_toml())
+    assert case.to_toml(folder="elsewhere") == case.to_toml()  # it names no file
 
 
 def test_there_are_at_least_25_scenarios_with_names_of_their_own():

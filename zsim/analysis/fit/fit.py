@@ -212,13 +212,13 @@ def recommend(candidates: tuple[Candidate, ...]) -> tuple[Candidate | None, str]
         able = [candidate for candidate in candidates if candidate.memory.verdict == verdict]
         if not able:
             continue
-        least_trouble = min(_trouble(candidate.memory) for candidate in able)
-        able = [candidate for candidate in able if _trouble(candidate.memory) == least_trouble]
+        least_trouble = min(trouble(candidate.memory) for candidate in able)
+        able = [candidate for candidate in able if trouble(candidate.memory) == least_trouble]
         fastest = min(able, key=lambda candidate: candidate.step_time_ns)
         most_ns = fastest.step_time_ns * MUCH_FASTER
         chosen = next(candidate for candidate in able if candidate.step_time_ns <= most_ns)
         refused = [candidate for candidate in candidates if candidate.memory.verdict == "OOM"]
-        able_to = _ABLE[_trouble(chosen.memory)] if verdict == "TIGHT" else "fit"
+        able_to = _ABLE[trouble(chosen.memory)] if verdict == "TIGHT" else "fit"
         reason = _times(chosen, fastest, f"{len(able)} (of {len(candidates)}) that {able_to}")
         if refused:
             least = min(refused, key=lambda candidate: candidate.memory.needed.nbytes)
@@ -260,7 +260,9 @@ def more_work(scenario: Scenario) -> str:
     return f"{'shards' if scenario.world_size > 1 else 'wraps'} or recomputes more"
 
 
-def _trouble(verdict: MemoryVerdict) -> int:
-    """Index in `_ABLE`: 0 where the allocator need not release its cache, 2 where the step is
-    expected to fail."""
+def trouble(verdict: MemoryVerdict) -> int:
+    """The trouble of a TIGHT step, as an index in `_ABLE`.
+
+    0 where the allocator need not release its cache, 2 where the step is expected to fail.
+    """
     return 0 if verdict.pressure is None else 1 if verdict.pressure.expected else 2

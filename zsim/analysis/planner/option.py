@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import Any
 
 from zsim.io.quantities import Duration
@@ -10,7 +11,7 @@ from zsim.io.units import format_bytes
 from zsim.memory.fits import MemoryVerdict
 from zsim.runs.figures import metrics
 from zsim.scenario.scenario import Scenario
-from zsim.scenario.tables import to_toml
+from zsim.scenario.tables import seen_from, to_toml
 
 DAY_S = 86_400
 
@@ -62,13 +63,14 @@ class Option:
         """Hours of a GPU, summed over all, for so many tokens."""
         return self.days(tokens)[0] * 24 * self.gpus
 
-    def to_toml(self) -> str:
-        """The scenario as a file, without what another scenario was expected to do."""
+    def to_toml(self, *, folder: str | PathLike[str] | None = None) -> str:
+        """The scenario as a file in `folder`, by default beside the scenario that was planned,
+        without what that one was expected to do."""
         kept = {
             name: table for name, table in self.scenario.to_dict().items()
             if name not in ("expect", "description") and table != {}
         }
-        return to_toml(kept)
+        return to_toml(seen_from(folder, kept, self.scenario.folder))
 
     def to_dict(self) -> dict[str, Any]:
         """The option as `zsim plan --json` prints it."""

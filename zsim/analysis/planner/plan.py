@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from zsim.analysis.fit.fit import MUCH_FASTER, more_work
+from zsim.analysis.fit.fit import MUCH_FASTER, more_work, trouble
 from zsim.analysis.planner.goal import GOALS, Goal
 from zsim.analysis.planner.option import Option, dominates
 from zsim.analysis.planner.search import searched
@@ -22,6 +22,13 @@ from zsim.io.units import counted
 from zsim.runs import fault_support
 from zsim.scenario.scenario import Scenario
 from zsim.scenario.scenario_argument import require_scenario
+
+NEEDED = {
+    "days": ("tokens", "days say how long training on so many tokens may take"),
+    "price": ("tokens", "a price is of the GPU hours of training on so many tokens"),
+    "budget": ("price", "a budget is for the GPU hours of training, each at a price"),
+}
+"""Limits that say nothing without another one, and why."""
 
 
 def plan_for(
@@ -82,50 +89,49 @@ def _request(
             raise ArgumentError(
                 where=where, expected="a number above 0", found=described(value)
             )
-    if days is not None and tokens is None:
-        raise ArgumentError(
-            where="days", expected="tokens as well", found="none",
-            remedy="days say how long training on so many tokens may take",
-        )
-    if budget is not None and (tokens is None or price is None):
-        raise ArgumentError(
-            where="budget", expected="tokens and price as well",
-            found="no tokens" if tokens is None else "no price",
-            remedy="a budget is for GPU hours of training on so many tokens",
-        )
+    for where, (needed, remedy) in NEEDED.items():
+        if limits[where] is not None and limits[needed] is None:
+            raise ArgumentError(
+                where=where, expected=f"{needed} as well", found="none", remedy=remedy
+            )
     choice_of(goal, GOALS, where="goal")
     return Request(tokens=tokens, days=days, price=price, budget=budget, goal=goal)
 
 
 def _taken(options: Sequence[Option], request: Request) -> Option | None:
-    """The option that the goal chooses among those that fit and are in time. A TIGHT one is taken
-    only if none fits; of two as good, the first shards and recomputes less."""
+    """The option that the goal chooses among those that fit and are in time.
+
+    A TIGHT one is taken only if none fits, and of these one that releases no cache. Of two as fast,
+    the first has fewer GPUs, or shards and recomputes less.
+    """
     for verdict in ("FITS", "TIGHT"):
         able = [
             each for each in options
             if each.memory.verdict == verdict and not request.beyond(each)
         ]
         if able:
-            least = min(_cost(each, request) for each in able)
-            near = [each for each in able if _as_good(each, least, request)]
-            return near[0]
+            least = min(trouble(each.memory) for each in able)
+            able = [each for each in able if trouble(each.memory) == least]
+            best = min(able, key=lambda each: _cost(each, request))
+            return next(each for each in able if _as_good(each, best, request))
     return None
 
 
-def _cost(option: Option, request: Request) -> tuple[float, float]:
+def _cost(option: Option, request: Request) -> tuple[int, int]:
     """Figures that the goal makes least: the first, then the second."""
-    ns = float(option.step_time_ns)
-    if request.goal == "fastest":
-        return ns, option.gpus
-    return (option.gpus * ns, ns) if request.goal == "cheapest" else (option.gpus, ns)
+    gpus, ns = option.gpus, option.step_time_ns
+    return {"fastest": (ns, gpus), "cheapest": (gpus * ns, ns), "smallest": (gpus, ns)}[
+        request.goal
+    ]
 
 
-def _as_good(option: Option, least: tuple[float, float], request: Request) -> bool:
-    first, second = _cost(option, request)
-    if request.goal == "smallest":
-        return first == least[0] and second <= MUCH_FASTER * least[1]
-    as_little = second <= MUCH_FASTER * least[1]
-    return first <= MUCH_FASTER * least[0] and (first > least[0] or as_little)
+def _as_good(option: Option, best: Option, request: Request) -> bool:
+    """True for one about as fast on as many GPUs, or where the fastest is asked for, on fewer.
+
+    2 % of the price is no reason to train twice as long.
+    """
+    few = option.gpus <= best.gpus if request.goal == "fastest" else option.gpus == best.gpus
+    return few and option.step_time_ns <= MUCH_FASTER * best.step_time_ns
 
 
 def _reason(
@@ -145,7 +151,15 @@ def _reason(
         return ""
     share = option.step_time_ns / taken.step_time_ns - 1
     if option.gpus != taken.gpus:
-        return f"{counted(option.gpus, 'GPU')}, {share:+.0%} time"
+        hours = (1 + share) * option.gpus / taken.gpus - 1
+        price = f", {hours:+.1%} GPU hours" if request.goal == "cheapest" else ""
+        return f"{counted(option.gpus, 'GPU')}, {share:+.0%} time{price}"
     if abs(share) <= MUCH_FASTER - 1:
-        return f"as fast, and {more_work(option.scenario)}"
+        same = _work(option.scenario) == _work(taken.scenario)
+        return "as fast" if same else f"as fast, and {more_work(option.scenario)}"
     return f"{share:+.0%} time"
+
+
+def _work(scenario: Scenario) -> tuple[Any, ...]:
+    """Strategy, mesh and checkpointing, by which candidates shard and recompute."""
+    return scenario.strategy, scenario.options, scenario.mesh, scenario.checkpointing

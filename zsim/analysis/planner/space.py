@@ -23,6 +23,13 @@ from zsim.strategies import STRATEGIES
 
 STRATEGY = "strategy.name"
 """The key whose values replace the strategies that `zsim fit` compares."""
+SIZES = ("batch", "batch.micro_batch", "batch.accumulation", "cluster.nodes", "cluster.ranks")
+"""Keys that have arguments of their own, or follow from these."""
+SAME = ("model", "batch.sequence_length")
+"""Tables and keys that are the same in all candidates: steps of other tokens and models are not
+comparable."""
+FORMS = ("model.attention", "model.loss_dtype")
+"""Keys of the model that change how it computes, and no parameter."""
 MAX_SIZES = 256
 """Most combinations of nodes, micro-batch and other keys; each has some 18 strategies."""
 MOST_NODES = 256
@@ -87,6 +94,7 @@ def space_of(
     SweepError for keys to `vary` without a list of values.
     """
     varied = axes_of(vary, where="vary") if vary else Axes({})
+    _require_free(varied)
     own, batch = max(1, scenario.world_size // scenario.cluster.devices_per_node), scenario.batch
     whole = batch.micro_batch * batch.accumulation * scenario.world_size
     devices, sought = scenario.cluster.devices_per_node, seek and not nodes
@@ -123,6 +131,18 @@ def space_of(
             found=f"{pairs:,}", remedy="name fewer",
         )
     return chosen
+
+
+def _require_free(varied: Axes) -> None:
+    """ArgumentError for keys that the plan sets itself, or that all candidates have in common."""
+    for key in varied.values:
+        is_same = key in SAME or (key.partition(".")[0] in SAME and key not in FORMS)
+        if is_same or key in SIZES:
+            raise ArgumentError(
+                where="vary", expected="keys beside model, tokens of a sequence, nodes and batch",
+                found=key, remedy="`zsim sweep` compares other models and sequences" if is_same
+                else "nodes, micro-batches and the global batch are named apart",
+            )
 
 
 def cases(scenario: Scenario, space: Space) -> Iterator[PlanCase | Refused]:
@@ -175,6 +195,8 @@ def _is_said(key: str, case: Scenario, sized: Scenario) -> bool:
     Its way says strategy and groups, and another strategy may lack the option, or have its own.
     """
     table, _, option = key.partition(".")
+    if table == "activation_checkpointing":
+        return case.checkpointing == sized.checkpointing
     if table != "strategy":
         return True
     own, other = asdict(sized.options), asdict(case.options)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -156,13 +156,15 @@ def _lines(plan: Plan) -> Iterator[str]:
     )
     yield "   tensor and pipeline parallelism (tp, pp) are not varied: no strategy has them yet"
     front, days = plan.front, f" {'days':>7}" if request.tokens else ""
+    cost = f" {'cost':>10}" if request.price else ""
     shown = _shown(plan, front)
-    yield f"   {'GPUs':>6} {'mb':>3} {'':5} {'needs':>10} {'step':>10} {'tokens/s':>10}{days}"
+    yield f"   {'GPUs':>6} {'mb':>3} {'':5} {'needs':>10} {'step':>10} {'tokens/s':>10}{days}{cost}"
     for each in shown:
         yield f"{'->' if each is plan.recommended else '  '} {_cells(each, plan)}  {each.way}"
         reason = each.reason if each is not plan.recommended else ""
-        if remark := "; ".join(filter(None, (reason, otherwise(each.instead, each.dropped)))):
-            yield f"{'':{len(_cells(each, plan)) + 5}}{remark}"
+        remarks = (reason, each.memory.running, otherwise(each.instead, each.dropped))
+        if any(remarks):
+            yield f"{'':{len(_cells(each, plan)) + 5}}{'; '.join(filter(None, remarks))}"
     names = {each.name for each in front}
     hidden = len(front) - len([each for each in shown if each.name in names])
     if hidden > 0:
@@ -181,11 +183,13 @@ def _shown(plan: Plan, front: tuple[Option, ...]) -> list[Option]:
 
 
 def _cells(each: Option, plan: Plan) -> str:
-    days = f" {each.days(plan.request.tokens)[0]:>7,.1f}" if plan.request.tokens else ""
+    tokens, price = plan.request.tokens, plan.request.price
+    days = f" {each.days(tokens)[0]:>7,.1f}" if tokens else ""
+    cost = f" {each.gpu_hours(tokens) * price:>10,.0f}" if tokens and price else ""
     return (
         f"{each.gpus:>6,} {each.scenario.batch.micro_batch:>3} {each.memory.verdict:5} "
         f"{format_bytes(each.memory.needed.nbytes):>10} {format_time(each.step_time_ns):>10} "
-        f"{each.tokens_per_s:>10,.0f}{days}"
+        f"{each.tokens_per_s:>10,.0f}{days}{cost}"
     )
 
 
@@ -214,23 +218,21 @@ def _kind(reason: str) -> str:
         return head or "do not divide the global batch"
     if " are asked" in reason:
         return "too dear for the budget" if reason.startswith("costs") else "too slow for the days"
-    return "on the front as well" if reason.endswith("% time") else reason
+    return "on the front as well" if "% time" in reason else reason
 
 
 def _verdict(plan: Plan) -> Iterator[str]:
     taken, request = plan.recommended, plan.request
-    late = [each for each in plan.reasons if each[1].endswith(" are asked")]
-    if not plan.options and plan.refused and not late:
+    fit = [(each.name, each.reason) for each in plan.options if each.memory.verdict == "FITS"]
+    late = [each for each in (*fit, *plan.refused) if each[1].endswith(" are asked")]
+    is_able = plan.options or any(reason.startswith("OOM") for _, reason in plan.refused)
+    if not is_able and plan.refused and not late:
         first = plan.refused[0]
         is_told = {reason for _, reason in plan.refused} == {_kind(first[1])}  # in the table
         yield "nothing could be tried" + f": {': '.join(first)}" * (not is_told)
         return
     if taken is None:
-        remedy = "more nodes, or more days" if late else "more nodes, or smaller micro-batches"
-        yield f"nothing fits{' in time and budget' if late else ''}: try {remedy}"
-        if late:
-            name, reason = min(late, key=lambda each: _figure(each[1]))
-            yield f"   the quickest or cheapest: {name}: {reason}"
+        yield from _why_none(late)
         return
     yield f"{taken.name}: {taken.step_time} a step"
     if request.tokens:
@@ -248,9 +250,23 @@ def _verdict(plan: Plan) -> Iterator[str]:
             f"{plan.space.global_batch:,} sequences; with another --global-batch fewer may do"
         )
     if plan.alike:
+        have = "other has" if len(plan.alike) == 1 else "others have"
         yield (
-            f"   {len(plan.alike)} others on as many GPUs have its time in their band; {SURER}"
+            f"   {len(plan.alike)} {have} as many GPUs and its time in the band; {SURER}"
         )
+
+
+def _why_none(late: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """The remedy where nothing is taken, and the candidate that is `late` or too dear by least."""
+    dear = [each for each in late if each[1].startswith("costs")]  # and in time
+    if dear:
+        yield "nothing fits in time and budget: try a larger budget"
+    else:
+        more = "more days" if late else "smaller micro-batches; `zsim fit` tries offloading too"
+        yield f"nothing fits{' in time' if late else ''}: try more nodes, or {more}"
+    if late:
+        name, reason = min(dear or late, key=lambda each: _figure(each[1]))
+        yield f"   the {'cheapest' if dear else 'quickest'}: {name}: {reason}"
 
 
 def _figure(reason: str) -> float:

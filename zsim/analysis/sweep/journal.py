@@ -31,9 +31,12 @@ class Journal:
     def __enter__(self) -> Journal:
         if self.path is not None:
             files.require(self.path, option="-o")
-            self._rows = _read(self.path)
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab", buffering=0)
+            try:
+                self._rows = _read(self.path)
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self.path.open("ab", buffering=0)
+            except OSError as error:
+                raise files.unwritten(self.path, error, nbytes=0) from None
         return self
 
     def __exit__(

@@ -35,6 +35,9 @@ def write(scenario: Scenario) -> Exported:
     }
     if shards:
         config["fsdp_config"] = _plugin(scenario, keys)
+    keys.say("strategy.sync")
+    if scenario.batch.accumulation > 1 < scenario.world_size and scenario.sync != "last":
+        keys.but("strategy.sync", "accelerate reduces after the last micro-batch")
     if strategy.asks_replicas:
         config["parallelism_config"] = {
             "parallelism_config_dp_replicate_size": scenario.mesh.dp_replicate,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from zsim.configs.exported import Exported, Said, require_strategy
@@ -50,6 +51,8 @@ def _model(scenario: Scenario, keys: Said) -> dict[str, Any]:
     for (generation, size), name in LLAMAS.items():
         if name == preset and generation == "3":
             keys.say("model.preset", "model.loss_dtype")
+            if scenario.tables["model"].get("loss_dtype") != "float32":
+                keys.but("model.loss_dtype", "torchtitan casts logits to float32")
             return {"name": "llama3", "flavor": f"{size}B"}
     return {"name": "llama3", "flavor": "debugmodel"}
 
@@ -64,10 +67,12 @@ def _training(scenario: Scenario, keys: Said) -> dict[str, Any]:
     compute = precision.parameters
     if not sharded:
         compute = "float32" if precision.autocast == "none" else precision.autocast
+    if not scenario.optimizer.clip_norm:
+        keys.but("optimizer.clip_norm", "torchtitan computes a norm at each step; inf clips none")
     table = {
         "local_batch_size": batch.micro_batch,
         "global_batch_size": batch.micro_batch * batch.accumulation * scenario.world_size,
-        "seq_len": batch.sequence_length, "max_norm": scenario.optimizer.clip_norm,
+        "seq_len": batch.sequence_length, "max_norm": scenario.optimizer.clip_norm or inf,
         "dtype": precision.stepped, "mixed_precision_param": compute,
         "mixed_precision_reduce": precision.reduce if sharded else "float32",
     }

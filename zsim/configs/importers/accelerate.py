@@ -14,6 +14,7 @@ from zsim.configs.documents import json_config, text_of
 from zsim.configs.draft import Draft
 from zsim.configs.importer import JSON_OR_YAML, Importer
 from zsim.configs.importers import deepspeed, fsdp_plugin, transformers_modules
+from zsim.errors import ScenarioError
 
 TYPES = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA", "TPU",
          "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_HPU")
@@ -52,9 +53,17 @@ def read(config: ConfigKeys, draft: Draft) -> None:
     if kind != "DEEPSPEED":
         draft.batch(micro=None, accumulation=config.whole("gradient_accumulation_steps"))
         draft.notes.assume("optimizer: adamw, as accelerate leaves it to the script")
+        reduce_last(draft)
     transformers_modules.tell(draft)
     config.ignore("not of this distributed_type", "megatron_lm_config", "mpirun_config")
     config.close()
+
+
+def reduce_last(draft: Draft) -> None:
+    """Put the reduction of gradients after the last micro-batch: before it `accumulate`, and
+    transformers' Trainer, enter no_sync, in which ranks keep whole gradients."""
+    if draft.get("strategy.name") != "single":
+        draft.put("strategy.sync", "last")
 
 
 def sharded_precision(draft: Draft, precision: str | None) -> None:
@@ -171,6 +180,11 @@ def named(file: str, draft: Draft) -> dict[str, Any]:
     repository's root, or from here."""
     folders = Path(draft.notes.where).resolve().parents
     path = next((folder / file for folder in folders if (folder / file).is_file()), Path(file))
+    if not path.exists():
+        raise ScenarioError((
+            f"{draft.notes.where}: {file[:200]}: no such file beside this config, in a folder "
+            "above it, or here; put it there, or its content in place of its name",
+        ))
     return json_config(text_of(path), where=str(path))
 
 

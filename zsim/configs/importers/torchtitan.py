@@ -7,6 +7,7 @@ float32 logits. Sources: torchtitan 0.1 to 0.3, config/ and distributed/fsdp.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from zsim.configs.config_keys import ARGUMENTS, CALLED, MODEL_PARALLEL, ConfigKeys
@@ -96,6 +97,7 @@ def _model(config: ConfigKeys, draft: Draft) -> list[Any]:
     if known in presets():
         draft.put_model({"preset": known}, f"{name} {flavor}")
     else:
+        draft.name_model(f"{name} {flavor}", "model")
         draft.notes.assume(f"the config's own model is {name} {flavor}, which is no preset")
     if "preset" in draft.tables["model"]:
         draft.put("model.loss_dtype", "float32")
@@ -166,7 +168,7 @@ def _training(table: ConfigKeys, draft: Draft, *, sharded: bool) -> bool:
         draft.put("precision.autocast", DTYPES[compute])
     if stored != "float32":
         draft.put("precision.master", False)
-    draft.put("optimizer.clip_norm", table.number("max_norm", MAX_NORM))
+    draft.put("optimizer.clip_norm", _clip_norm(table, draft))
     if table.flag("enable_cpu_offload", False):
         draft.put("strategy.offload", True)
     table.ignore("data and loops are no part of a step", "dataset", "dataset_path", "steps",
@@ -175,6 +177,19 @@ def _training(table: ConfigKeys, draft: Draft, *, sharded: bool) -> bool:
     compiled = bool(table.flag("compile", False))
     table.close()
     return compiled
+
+
+def _clip_norm(table: ConfigKeys, draft: Draft) -> float | None:
+    """The norm of clipping, which torchtitan has at each step: to 0 it would train nothing."""
+    norm = table.number("max_norm", MAX_NORM)
+    if norm == 0:
+        draft.notes.problem("training.max_norm", "expected above 0, found 0, by which torchtitan "
+                                                 "multiplies all gradients; inf clips none")
+    if norm != inf:
+        return norm
+    draft.notes.assume("max_norm = inf clips nothing; the norm that torchtitan computes all the "
+                       "same is left out")
+    return 0.0
 
 
 def _optimizer(table: ConfigKeys, draft: Draft) -> None:

@@ -41,6 +41,7 @@ SHARDINGS = {
     "full_shard": "FULL_SHARD", "shard_grad_op": "SHARD_GRAD_OP", "no_shard": "NO_SHARD",
     "hybrid_shard": "HYBRID_SHARD", "hybrid_shard_zero2": "HYBRID_SHARD_ZERO2",
 }
+FIND_UNUSED = "strategy.find_unused_parameters"
 BATCHES = ("per_device_train_batch_size", "micro_batch_size")
 NO_STEP = (
     "accelerator_config", "adam_beta1", "adam_beta2", "adam_eps*",
@@ -73,6 +74,7 @@ def read(config: ConfigKeys, draft: Draft) -> None:
                                                              else 2) or 2
     table = zero if isinstance(zero, dict) else accelerate.named(str(zero), draft) if zero else {}
     _optimizer(config, draft, own="optimizer" not in table, deepspeed=bool(zero))
+    _rest(config, draft)
     draft.processes(config.whole("num_processes"), key="num_processes")
     if zero:
         filled = _filled(table, {
@@ -90,27 +92,46 @@ def read(config: ConfigKeys, draft: Draft) -> None:
             draft.put("strategy.dp_shard", config.whole("dp_shard_size"))
             accelerate.sharded_precision(draft, precision)
         else:
-            _replicated(config, draft)
+            _replicated(config, draft, axolotl=axolotl)
             accelerate.replicated_precision(draft, precision)
+        if not _syncs_each(config):
+            accelerate.reduce_last(draft)
         if loaded and not ((plugin or options) and precision != "no"):
             draft.tables["precision"] = {"parameters": loaded, "reduce": loaded, "master": False}
             draft.notes.assume(f"parameters and states of the optimizer are {loaded}, as the model "
                                "is loaded; the autocast around it is not modelled")
-    _rest(config, draft)
     transformers_modules.put(draft)
     training_scripts.read(config, draft)
     config.ignore("changes no byte and no time of a step", *NO_STEP, *training_scripts.NO_STEP)
     config.close()
 
 
-def _replicated(config: ConfigKeys, draft: Draft) -> None:
-    """Put DDP and its options, which a plain module on one process does not read."""
+def _syncs_each(config: ConfigKeys) -> bool:
+    """True where gradients are reduced after each micro-batch, as `accelerator_config` asks."""
+    accelerator = config.table("accelerator_config")
+    accumulation = accelerator.table("gradient_accumulation_kwargs")
+    each = accumulation.flag("sync_each_batch", False)
+    for table in (accumulation, accelerator):
+        table.ignore("changes no byte and no time of a step", *table.left)
+    return bool(each)
+
+
+def _replicated(config: ConfigKeys, draft: Draft, *, axolotl: bool) -> None:
+    """Put DDP and its options, which a plain module on one process does not read.
+
+    The Trainer has DDP look for unused parameters where no block is checkpointed, axolotl never.
+    """
     draft.put("strategy.name", draft.replicated)
     if draft.world == 1:
         config.ignore("one process has no DDP", "ddp_bucket_cap_mb", "ddp_find_unused_parameters")
         return
     draft.put("strategy.bucket_cap_mb", config.number("ddp_bucket_cap_mb"))
-    draft.put("strategy.find_unused_parameters", config.flag("ddp_find_unused_parameters"))
+    unused = config.flag("ddp_find_unused_parameters")
+    if unused is None and draft.get(FIND_UNUSED) is None:
+        unused = not axolotl and draft.get("activation_checkpointing.mode") in (None, "none")
+        draft.notes.assume(f"{FIND_UNUSED} = {str(unused).lower()}, as "
+                           f"{'axolotl' if axolotl else 'the Trainer'} has it by default")
+    draft.put(FIND_UNUSED, unused)
 
 
 def _precision(config: ConfigKeys, draft: Draft, *, axolotl: bool) -> tuple[str, str | None]:
@@ -188,6 +209,8 @@ def _optimizer(config: ConfigKeys, draft: Draft, *, own: bool, deepspeed: bool) 
     optim = config.text(key, "adamw_torch_fused") or ""
     rate, decay = config.number("learning_rate"), config.number("weight_decay", 0.0)
     name = OPTIMIZERS.get(optim, optim)
+    draft.put("optimizer.learning_rate", rate)
+    draft.put("optimizer.weight_decay", decay)
     if deepspeed:
         if own and name != "adamw":
             draft.notes.problem(key, f"expected adamw_torch beside deepspeed, found {optim[:40]}, "
@@ -200,8 +223,6 @@ def _optimizer(config: ConfigKeys, draft: Draft, *, own: bool, deepspeed: bool) 
     if "optimizer.name" not in draft.answers.settings:
         draft.put("optimizer.name", name)
         draft.put("optimizer.implementation", "fused" if optim in FUSED else "foreach")
-    draft.put("optimizer.learning_rate", rate)
-    draft.put("optimizer.weight_decay", decay)
 
 
 def _rest(config: ConfigKeys, draft: Draft) -> None:

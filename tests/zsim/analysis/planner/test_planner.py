@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from tests.support.cases.situations import cases
 from tests.support.folders import ROOT
 from zsim.analysis.assessed import drafted, of_planned
 from zsim.analysis.fit import fit
+from zsim.analysis.planner import plan as plan_module
 from zsim.analysis.planner import search, space
 from zsim.analysis.planner.bounds import bounds_of
 from zsim.analysis.planner.goal import GOALS
 from zsim.analysis.planner.option import dominates
+from zsim.analysis.planner.table import Request
 from zsim.cli.main import main
 from zsim.scenario.checks import refusals
 from zsim.scenario.plan import planned
@@ -103,6 +106,16 @@ def test_a_small_device_rules_out_by_states_alone() -> None:
     assert "states alone are" in reasons["8 GPUs, micro_batch = 1, ddp"]
 
 
+def test_where_all_are_out_of_memory_more_nodes_and_offloading_are_named() -> None:
+    """All are ruled out by states alone, and yet one of `zsim fit` has room."""
+    scenario = SMALL.with_(model={"preset": "llama-3-70b", "num_layers": 80})
+    plan = zsim.plan_for(scenario, micro_batches=[1])
+    assert plan.options == ()
+    assert str(plan).splitlines()[-1] == (
+        "nothing fits: try more nodes, or smaller micro-batches; `zsim fit` tries offloading too"
+    )
+
+
 def test_the_front_is_what_nothing_else_beats(plan: zsim.Plan) -> None:
     able = [each for each in plan.options if each.memory.verdict == "FITS"]
     for option in able:
@@ -127,8 +140,45 @@ def test_goals_choose_what_they_say() -> None:
     able = [each for each in told["fastest"].options if each.memory.verdict == "FITS"]
     assert chosen["fastest"].step_time_ns <= 1.02 * min(each.step_time_ns for each in able)
     assert chosen["smallest"].gpus == min(each.gpus for each in able) == 8
-    hours = min(each.gpus * each.step_time_ns for each in able)
-    assert chosen["cheapest"].gpus * chosen["cheapest"].step_time_ns <= 1.02 * hours
+    least = min(able, key=lambda each: each.gpus * each.step_time_ns)
+    assert chosen["cheapest"].gpus == least.gpus
+    assert chosen["cheapest"].step_time_ns <= 1.02 * least.step_time_ns
+    other = next(each for each in told["cheapest"].front if each.gpus != least.gpus)
+    assert " time, " in other.reason
+    assert other.reason.endswith("% GPU hours")
+
+
+def test_the_cheapest_is_no_dearer_one_on_fewer_gpus_that_trains_twice_as_long() -> None:
+    """Two nodes have room for what one node has not, and cost 1.7 % less in half the time."""
+    plan = zsim.plan_for(
+        SMALL.with_(model={"num_layers": 32}, batch={"sequence_length": 8192},
+                    optimizer={"implementation": "fused"}),
+        nodes=[1, 2], micro_batches=[1], global_batch=128, goal="cheapest",
+    )
+    hours = {each.name: each.gpus * each.step_time_ns for each in plan.front}
+    of_one_node = min(hours[each.name] for each in plan.front if each.gpus == 8)
+    assert plan.recommended.gpus == 16
+    assert 1 < of_one_node / hours[plan.recommended.name] < 1.02
+
+
+def test_where_all_are_tight_one_that_releases_no_cache_is_taken() -> None:
+    """Three sequences may just have room; four flush cached memory twice a step."""
+    scenario = SMALL.with_(
+        model={"preset": "llama-2-13b", "num_layers": 40}, batch={"sequence_length": 4096},
+        cluster={"preset": "p4d"}, optimizer={"implementation": "fused"},
+    )
+    asked = {"vary": {"strategy.name": ["fsdp2"]}}
+    (quiet, flushing) = (
+        zsim.plan_for(scenario, micro_batches=[each], global_batch=8 * each, **asked).recommended
+        for each in (3, 4)
+    )
+    assert {each.memory.verdict for each in (quiet, flushing)} == {"TIGHT"}
+    assert (quiet.memory.running, flushing.memory.running) == (
+        "", "flushing cached memory twice a steady step"
+    )
+    request = Request(tokens=None, days=None, price=None, budget=None, goal="fastest")
+    faster = replace(flushing, step_time_ns=quiet.step_time_ns // 2)
+    assert plan_module._taken([faster, quiet], request) is quiet
 
 
 def test_days_leave_out_what_is_slower(plan: zsim.Plan) -> None:
@@ -146,9 +196,15 @@ def test_days_leave_out_what_is_slower(plan: zsim.Plan) -> None:
     )
     assert never.recommended is None
     verdict, least = str(never).splitlines()[-2:]
-    assert verdict == "nothing fits in time and budget: try more nodes, or more days"
-    assert least.startswith("   the quickest or cheapest: ")
+    assert verdict == "nothing fits in time: try more nodes, or more days"
+    assert least.startswith("   the quickest: ")
     assert least.endswith(" are asked")
+    dear = zsim.plan_for(
+        SMALL, micro_batches=[1], global_batch=32, tokens=tokens, price=2.0, budget=3.0
+    )
+    verdict, least = str(dear).splitlines()[-2:]
+    assert verdict == "nothing fits in time and budget: try a larger budget"
+    assert least.startswith("   the cheapest: ")
 
 
 def test_sizes_that_do_not_divide_are_told() -> None:
@@ -209,6 +265,19 @@ def test_the_command_prints_and_writes_what_to_take(tmp_path, capsys) -> None:
     assert plan["recommended"] in {option["name"] for option in plan["options"]}
     assert main(["plan", str(file), "--micro-batch", "two"]) == 2
     assert "--micro-batch" in capsys.readouterr().err
+
+
+def test_what_to_take_is_written_in_another_folder_with_the_files_that_it_names(tmp_path) -> None:
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000,
+              "n_positions": 2048}
+    mine, out = tmp_path / "mine", tmp_path / "out" / "best.toml"
+    mine.mkdir()
+    (mine / "config.json").write_text(json.dumps(config))
+    (mine / "a.toml").write_text(SMALL.to_toml().replace(
+        'preset = "llama-3-8b", num_layers = 2', 'huggingface = "config.json"'
+    ))
+    assert main(["plan", str(mine / "a.toml"), "--micro-batch", "1", "-o", str(out)]) == 0
+    assert zsim.load(out).tables["model"] == {"huggingface": "../mine/config.json"}
 
 
 def test_other_keys_vary_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -293,6 +362,17 @@ def test_a_candidate_stands_once_and_is_named_with_the_varied_keys_that_it_has(
                 assert getattr(each.scenario.options, option) == meant
 
 
+def test_candidates_without_the_varied_checkpointing_are_not_named_with_it() -> None:
+    vary = {"activation_checkpointing.mode": ["full"], "activation_checkpointing.every": [2]}
+    candidates = [
+        each for each in space.cases(SMALL, space.space_of(SMALL, vary=vary))
+        if isinstance(each, space.PlanCase)
+    ]
+    assert {("every = 2" in each.way) for each in candidates} == {True, False}
+    for each in candidates:
+        assert ("checkpointing.every = 2" in each.way) == (each.scenario.checkpointing.every == 2)
+
+
 def test_a_budget_leaves_out_what_costs_more() -> None:
     asked = {"nodes": [1, 2], "micro_batches": [1], "global_batch": 32, "tokens": 1e9, "price": 2.0}
     free = zsim.plan_for(SMALL, **asked)
@@ -332,9 +412,33 @@ def test_a_key_that_no_candidate_can_have_is_an_error_of_one_line(
     assert captured.err.splitlines()[-1].startswith(said)
 
 
-def test_a_budget_needs_tokens_and_a_price() -> None:
-    with pytest.raises(zsim.ZsimError, match="budget: expected tokens and price as well"):
-        zsim.plan_for(SMALL, budget=100)
+@pytest.mark.parametrize(("asked", "message"), [
+    ({"budget": 100}, "budget: expected price as well, found none"),
+    ({"budget": 100, "price": 2}, "price: expected tokens as well, found none"),
+])
+def test_a_budget_needs_tokens_and_a_price(asked, message: str) -> None:
+    with pytest.raises(zsim.ArgumentError, match=message):
+        zsim.plan_for(SMALL, **asked)
+
+
+@pytest.mark.parametrize(("key", "remedy"), [
+    ("batch.micro_batch", "named apart"), ("cluster.nodes", "named apart"),
+    ("batch.accumulation", "named apart"), ("batch", "named apart"),
+    ("batch.sequence_length", "zsim sweep"), ("model.preset", "zsim sweep"),
+    ("model", "zsim sweep"),
+])
+def test_sizes_models_and_sequences_are_not_varied_by_key(key: str, remedy: str) -> None:
+    """A plan sets its sizes, and compares steps of as many tokens of one model."""
+    with pytest.raises(zsim.ArgumentError, match=f"vary: expected keys .* found {key}; .*{remedy}"):
+        zsim.plan_for(SMALL, vary={key: [1, 2]})
+
+
+def test_a_price_gives_the_table_a_column_of_costs() -> None:
+    plan = zsim.plan_for(SMALL, micro_batches=[1], tokens=1e12, price=3.0)
+    lines = str(plan).splitlines()
+    (taken,) = [line for line in lines if line.startswith("->")]
+    assert lines[2].split()[-2:] == ["days", "cost"]
+    assert f" {plan.recommended.gpu_hours(1e12) * 3:,.0f} " in taken
 
 
 def test_the_smallest_cluster_in_time_is_sought_without_a_list_of_sizes(

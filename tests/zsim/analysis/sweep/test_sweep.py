@@ -261,3 +261,9 @@ def test_a_full_disk_is_told(tmp_path) -> None:
     (tmp_path / "table.csv.journal").symlink_to("/dev/full")
     with pytest.raises(PlaceError, match="expected room for"):
         zsim.sweep(BASE, {"batch.micro_batch": [1]}, on="here", out=tmp_path / "table.csv")
+
+
+def test_a_journal_that_cannot_be_made_is_named(tmp_path) -> None:
+    (tmp_path / "table.csv.journal").symlink_to(tmp_path / "none" / "journal")
+    with pytest.raises(PlaceError, match=r"table.csv.journal: expected a file that can be written"):
+        zsim.sweep(BASE, {"batch.micro_batch": [1]}, on="here", out=tmp_path / "table.csv")

@@ -33,6 +33,6 @@ def run(options: argparse.Namespace) -> int:
     if plan.recommended:
         warned(plan.recommended.scenario)
     if out and plan.recommended:
-        files.write(out, plan.recommended.to_toml())
+        files.write(out, plan.recommended.to_toml(folder=out.parent))
         terminal.wrote(out, "; zsim run simulates it")
     return 0 if plan.recommended else 1
