@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, cast
 
 import pytest
+from torch import Tensor
 
 import zsim
 from tests.support.cases.sampling import one_in
@@ -21,6 +22,7 @@ from tests.zreal.own.own_modules import HANGING, transformer
 from zreal.modules.numerics.parity import largest, relative_differences
 from zreal.modules.numerics.reference import SingleProcess
 from zreal.modules.own import own_module
+from zreal.modules.own.own_module import load
 from zreal.rank.numerics import broadcasts_of_buffers
 from zreal.tracing.own_scenario import with_module
 from zreal.tracing.trace import trace
@@ -239,6 +241,33 @@ def test_a_tensor_that_the_first_forward_keeps_is_a_buffer_and_not_measured(
     assert (own.buffer_nbytes, own.buffers) == (4 * 16 * 4, ())
     with pytest.raises(ZsimError, match="keeps no tensor in the module.*found 256 B"):
         zsim.validate(case, against="fake", module=f"{OWN}caching")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_inputs_of_ranks_and_steps_lie_in_memory_as_the_given_ones(
+    strategy: str, tmp_path: Path
+) -> None:
+    """A product copies what it cannot read as it lies, and so do reshape and contiguous."""
+    case = zsim.load(scenario(tmp_path, STRATEGIES[strategy]))
+    assert zsim.validate(case, against="fake", module=f"{OWN}transposed").ok
+    given, drawn = (own := load(f"{OWN}transposed")).inputs, own.batch(1, dtype="float32")
+    assert [t.stride() for t in drawn] == [t.stride() for t in cast("tuple[Tensor, ...]", given)]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "zero2", "zero3"])
+def test_a_loss_may_leave_outputs_out(strategy: str, tmp_path: Path) -> None:
+    case = zsim.load(scenario(tmp_path, STRATEGIES[strategy]))
+    assert zsim.validate(case, against="fake", module=f"{OWN}one_head_of_three").ok
+
+
+def test_products_in_any_dtype_have_a_time(tmp_path: Path) -> None:
+    case = zsim.load(scenario(tmp_path, '"fsdp2"'))
+    own = with_module(case, f"{OWN}exact", device="cpu")
+    assert zsim.simulate(own).step_time
+    device = own.cluster.device
+    rates = {dtype: device.peak_flops(dtype) for dtype in ("float64", "complex64", "int64")}
+    single = device.peak_flops("float32")
+    assert rates == {"float64": single // 2, "complex64": single // 4, "int64": single}
 
 
 def test_a_function_is_named_and_not_given(tmp_path: Path) -> None:

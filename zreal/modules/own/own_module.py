@@ -204,10 +204,16 @@ def _loss(output: Any) -> Tensor:
 
 
 def _drawn(like: Tensor, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Values like those of `like`, which lie in memory as its own do: copies that operators make of
+    an input depend on that."""
+    once = like[tuple(slice(1 if step == 0 else None) for step in like.stride())]
     if like.is_floating_point():
-        return torch.randn(like.shape, generator=generator).to(dtype)
-    order = torch.randperm(like.numel(), generator=generator)
-    return like.flatten()[order].reshape(like.shape)
+        values = torch.randn(once.shape, generator=generator).to(dtype)
+    else:
+        order = torch.randperm(once.numel(), generator=generator)
+        values = once.flatten()[order].reshape(once.shape)
+    laid = torch.empty_strided(once.shape, once.stride(), dtype=values.dtype)
+    return laid.copy_(values).expand(like.shape)
 
 
 def _unfit(name: str, expected: str, found: str) -> ArgumentError:
