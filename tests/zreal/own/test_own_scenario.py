@@ -321,7 +321,8 @@ def test_a_refusal_has_the_line_of_the_users_forward(
         ("nowhere:build", "No module named 'nowhere'; start it in the folder that has nowhere"),
         (f"{OWN}leaving", "found SystemExit: 7"),
         (f"{OWN}lossless", f'needs a loss: "loss": lambda output: … ({HERE}, line '),
-        (f"{OWN}nothing", "expected a dict with module and inputs"),
+        (f"{OWN}nothing", "expected a dict with module and inputs, and perhaps loss and units, "
+                          "found one without inputs"),
     ],
 )
 def test_what_makes_no_module_is_refused(
