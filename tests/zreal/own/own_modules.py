@@ -480,3 +480,23 @@ class Exact(Perceptron):
 def exact() -> dict[str, Any]:
     """float64, complex numbers and integers."""
     return {"module": Exact(), "inputs": [torch.randn(4, 16)]}
+
+
+class Table(nn.Module):
+    """A table of eight rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(8, 16)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.rows(tokens)  # on real tensors alone it looks whether they are there
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def ninth_row() -> dict[str, Any]:
+    """Tokens that the table does not have."""
+    return {"module": Table(), "inputs": [torch.full((2, 4), 8)]}

@@ -310,6 +310,17 @@ def test_a_refusal_has_the_line_of_the_users_forward(
     assert last.endswith("DynamicOutputShapeException: aten.nonzero.default")
 
 
+def test_an_error_on_a_real_batch_has_the_line_of_the_users_forward(tmp_path: Path) -> None:
+    line = 1 + next(
+        n for n, text in enumerate(HERE.read_text().splitlines()) if "on real tensors alone" in text
+    )
+    said = f"found IndexError: index out of range in self \\({HERE}, line {line}\\); a defect"
+    with pytest.raises(ZsimError, match=said):
+        zsim.validate(
+            zsim.load(scenario(tmp_path, '"fsdp2"')), against="fake", module=f"{OWN}ninth_row"
+        )
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
