@@ -145,11 +145,11 @@ class Device:
         Files say none of wider dtypes, nor of complex numbers and integers: theirs follow from
         float32's.
         """
-        said = {
+        rates = {
             "tf32": self.tf32, "bfloat16": self.bfloat16, "float16": self.float16,
             "float8": self.float8,
         }
-        return said[dtype] if dtype in said else self.float32 // OF_FLOAT32.get(dtype, 1)
+        return rates[dtype] if dtype in rates else self.float32 // OF_FLOAT32.get(dtype, 1)
 
     @property
     def clocks(self) -> float:
@@ -184,9 +184,9 @@ class Device:
 
 
 OF_FLOAT32 = {"float64": 2, "complex64": 4, "complex128": 8}
-"""The rate of float32 over that of a dtype: a product of complex numbers is four of real ones, and
-float64 has half the rate on a CPU. A100 and H100 have all of it there, and cards for inference a
-64th (NVIDIA's data sheets)."""
+"""The rate of float32 over that of a dtype. A product of complex numbers is four of real ones.
+float64 has half the rate on a CPU, all of it on A100 and H100, and a 64th on cards for inference
+(NVIDIA's data sheets)."""
 IDLE = 0.1
 """Share of its power that an idle GPU draws. nvidia-smi's output in public repositories has 67 to
 76 W of an H100's 700, and 50 to 57 of an A100's 400."""

@@ -167,10 +167,10 @@ def _broken_down(backend: Backend, expected: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         frame = raising_frame(error)
-        place = f" ({frame.filename}, line {frame.lineno})" if frame else ""
+        raised_at = f" ({frame.filename}, line {frame.lineno})" if frame else ""
         raise BackendError(
             where=f"backend {backend.name}", expected=expected,
-            found=f"{type(error).__name__}: {str(error)[:300]}{place}",
+            found=f"{type(error).__name__}: {str(error)[:300]}{raised_at}",
             remedy=YOURS if frame and is_users(frame.filename) else DEFECT,
         ) from error
 

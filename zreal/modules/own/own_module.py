@@ -206,8 +206,7 @@ def _loss(output: Any) -> Tensor:
 
 
 def _drawn(like: Tensor, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Values like those of `like`, which lie in memory as its own do: copies that operators make of
-    an input depend on that."""
+    """Values like those of `like`, in its layout. Operators copy inputs by how these lie."""
     once = like[tuple(slice(1 if step == 0 else None) for step in like.stride())]
     if like.is_floating_point():
         values = torch.randn(once.shape, generator=generator).to(
