@@ -24,7 +24,6 @@ from typing import Any
 
 from zsim.errors import ScenarioError, ZsimError, visible
 from zsim.io import files
-from zsim.io.system.raising import raising_frame
 from zsim.ir.gc_pause import uncollected
 from zsim.ir.run import RankRun, RunRecord
 from zsim.models.training_options import Device
@@ -327,8 +326,8 @@ def _first_line(error: BaseException) -> str:
     text = error_line(str(error))[:400]
     if isinstance(error, ZsimError):
         return text
-    frame = raising_frame(error)
-    raised_at = f" ({frame.filename}, line {frame.lineno})" if frame else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    raised_at = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text}{raised_at}"
 
 

@@ -22,7 +22,6 @@ from zreal.processes.progress import Progress
 from zreal.processes.reports.error_line import error_line
 from zreal.processes.reports.stacks import answer_when_asked
 from zreal.testbed.namespaces import IN_TESTBED, INTERFACE, PR_SET_PDEATHSIG, enter_host
-from zsim.io.system.raising import raising_frame
 
 
 def rank_main(
@@ -83,8 +82,12 @@ class Commands:
 def _error_text(error: BaseException) -> str:
     """The first line of the error, and on a second line the file and line that raised it."""
     first_line = error_line("".join(traceback.format_exception_only(error)))
-    frame = raising_frame(error)
-    raised_at = f'File "{frame.filename}", line {frame.lineno}, in {frame.name}' if frame else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    raised_at = (
+        f'File "{frames[-1].filename}", line {frames[-1].lineno}, in {frames[-1].name}'
+        if frames
+        else ""
+    )
     return f"{first_line}\n{raised_at}"
 
 
