@@ -17,9 +17,9 @@ from zreal import torch_private
 from zreal.modules.initial_values import DTYPES
 from zreal.tracing.errors import UntraceableError, refuse
 from zreal.tracing.fakes.known_values import tell
-from zreal.tracing.module_values import cast_floats, tensors_in
+from zreal.tracing.module_values import mapped, tensors_in
 from zreal.tracing.units.param_groups import UnitChoice, find_units, param_groups
-from zsim.errors import listed
+from zsim.errors import ZsimError, listed
 from zsim.models.spec import ParamGroup
 from zsim.models.training_options import Batch, Dtype
 
@@ -86,8 +86,10 @@ def fake(
     kwargs = (
         {key: _input(key, inputs[key]) for key in inputs} if isinstance(inputs, Mapping) else {}
     )
-    if not casts_input:
-        args, kwargs = cast_floats((args, kwargs), wanted)
+    if not casts_input:  # numbers of another dtype than the module's own stay as they are
+        args, kwargs = mapped(
+            lambda t: t.to(wanted) if t.dtype == torch.float32 else t, (args, kwargs)
+        )
     return Faked(
         model=model,
         units=units_of_model,
@@ -113,7 +115,7 @@ def made(make: Any) -> nn.Module:
     """The module that `make` makes; UntraceableError for anything else."""
     expected, remedy = (
         "a module, or a function without arguments that makes one",
-        "wrap it: lambda: MyModel(config)",
+        "wrap it in a function without arguments, as lambda: MyModel(config)",
     )
     if not callable(make):
         raise refuse("module", expected, type(make).__name__, remedy)
@@ -122,6 +124,8 @@ def made(make: Any) -> nn.Module:
             model = make()
     except UntraceableError as error:  # the examples, which it knows nothing of, would not help, nor would a module on "meta"  # noqa: E501
         raise refuse(error.where, error.expected, error.found, REAL) from error
+    except ZsimError:
+        raise
     except Exception as error:  # whatever a user's constructor may raise
         lines = str(error).strip().splitlines() or [""]
         raise refuse(
@@ -141,8 +145,13 @@ def _require_shapes(model: nn.Module) -> None:
 
 
 def _require_local(model: nn.Module) -> None:
-    """UntraceableError for a module that communicates in forward."""
+    """UntraceableError for a module that communicates in forward, or that no hook can watch."""
     for fqn, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise refuse(
+                fqn or type(model).__name__, "modules of Python, which hooks can watch",
+                "one that torch.jit has compiled", "give the module that it was made of",
+            )
         if isinstance(module, nn.SyncBatchNorm):
             raise refuse(
                 fqn or type(model).__name__, "modules that compute on their own rank alone",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from zreal.modules.own.user_code import user_code_error
+from zreal.modules.own.user_code import add_location, user_code_error
+from zreal.tracing.errors import UntraceableError
 from zreal.tracing.fakes.autocast_names import AutocastNames
 from zreal.tracing.trace import trace
 from zsim.autograd.traced.model import TracedModel
@@ -24,7 +26,9 @@ from zsim.models.training_options import Batch, Device, Dtype
 
 HUB = "hf:"
 """Beginning of the name of a config.json whose module transformers makes."""
-DTYPES = ("float32", "bfloat16", "float16", "int64", "int32", "bool")
+DTYPES = ("float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "bool")
+SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Words of the other options and of scenarios."""
 MOST_ELEMENTS = 2**40
 MICRO_BATCH, LENGTH = "B", "S"
 """Letters in the shape of an input: its sizes are --micro-batch and --sequence-length."""
@@ -53,13 +57,17 @@ def trace_named(
             make, arguments = _of_transformers(name.removeprefix(HUB), shapes)
         else:
             make, arguments = _of_user(name, device), _arguments(shapes)
-        models.append(trace(
-            make, arguments, units=units, dtype=dtype, autocast=autocast, device=device,
-            checkpointing=ways,
-            name=short,
-            batch=Batch(micro_batch=size[MICRO_BATCH], sequence_length=size.get(LENGTH, 1))
-            if size else None,
-        ))
+        try:
+            models.append(trace(
+                partial(_made, make, name), arguments, units=units, dtype=dtype,
+                autocast=autocast, device=device, checkpointing=ways, name=short,
+                batch=Batch(micro_batch=size[MICRO_BATCH], sequence_length=size.get(LENGTH, 1))
+                if size else None,
+            ))
+        except UntraceableError as error:
+            constructs = error.where == "module"
+            add_location(error, None if constructs else getattr(make, "forward", None))
+            raise
     return tuple(models)
 
 
@@ -122,7 +130,7 @@ def _of_user(name: str, device: Device) -> Callable[[], nn.Module]:
             where=f"module {name[:60]}", expected="a class or function without arguments",
             found=type(make).__name__,
         )
-    return lambda: _made(make, name)
+    return make
 
 
 def _made(make: Callable[[], Any], name: str) -> nn.Module:
@@ -130,7 +138,8 @@ def _made(make: Callable[[], Any], name: str) -> nn.Module:
         module = make()
     if not isinstance(module, nn.Module):
         raise ArgumentError(
-            where=f"module {name[:60]}", expected="a torch.nn.Module", found=type(module).__name__
+            where=f"module {name[:60]}", expected="a torch.nn.Module", found=type(module).__name__,
+            remedy="name its class, or a function without arguments that returns it alone",
         )
     return module
 
@@ -167,7 +176,7 @@ def _of_transformers(
         )
     shape = shapes[0][1]
     inputs = {"input_ids": (shape, torch.int64), "labels": (shape, torch.int64)}
-    return lambda: _made(lambda: AutoModelForCausalLM.from_config(config), f"{HUB}{path}"), inputs
+    return lambda: AutoModelForCausalLM.from_config(config), inputs
 
 
 def _arguments(shapes: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> Any:
@@ -185,7 +194,7 @@ def _parts(text: str) -> tuple[str, list[str], str]:
     """Name, sizes and dtype of an input as text."""
     name, equals, rest = text.partition("=")
     sizes, _, dtype = (rest if equals else text).partition(":")
-    return (name if equals else ""), sizes.split("x"), dtype or "int64"
+    return (name if equals else ""), sizes.split("x"), SHORT.get(dtype, dtype) or "int64"
 
 
 def _input(text: str, size: Mapping[str, int]) -> tuple[str, tuple[int, ...], torch.dtype]:

@@ -91,7 +91,7 @@ def _traced(scenario: Scenario, own: OwnModule, *, device: Device) -> OwnModel:
                 sums_in_place=device == "cuda",
             )
         except UntraceableError as error:
-            add_location(error, type(module).forward)
+            add_location(error, getattr(type(module), "forward", None))
             raise
     kept = {slot.name: getattr(model, slot.name) for slot in fields(TracedModel)}
     drawing = draws(own, model, seed=scenario.seed)

@@ -75,8 +75,9 @@ def trace(
       pair, or any other value as it is. Values matter only of small integer tensors, where the
       module asks for them.
     - `units`: fqns, or a predicate of fqn and module. The default is the children of the longest
-      ModuleList. All else belongs to the root; a nested unit owns its own parameters. ddp and
-      zero_redundancy have no units: with `units=[]` they take what the rules of units refuse.
+      ModuleList, those with parameters. All else belongs to the root; a nested unit owns its own
+      parameters. ddp and zero_redundancy have no units: with `units=[]` they take what the rules of
+      units refuse.
     - `dtype` of the parameters, by default their own. Parameters in float32 may be traced in
       another. Mixed dtypes, float64, integers and complex numbers are refused.
     - `loss` makes the scalar of the output. The default is `output.loss`, else a scalar `output`

@@ -131,7 +131,9 @@ class StepWatcher:
                 torch.clear_autocast_cache()
             if not isinstance(result, Tensor) or result.numel() != 1 or not result.requires_grad:
                 problem = (
-                    f"a tensor of shape {tuple(result.shape)}"
+                    "one without a gradient"
+                    if isinstance(result, Tensor) and result.numel() == 1
+                    else f"a tensor of shape {tuple(result.shape)}"
                     if isinstance(result, Tensor)
                     else type(result).__name__
                 )

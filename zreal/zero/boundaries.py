@@ -54,20 +54,31 @@ class LiveBoundaries:
 
     def end(self, output: Any) -> None:
         """The model has returned `output`: watch its graph for the beginning of each stretch's
-        backward."""
+        backward.
+
+        The loss may leave tensors of it out, so each tells its own beginning; stretches that have
+        begun do not begin again.
+        """
         self.active = False
+        watched = {
+            (stretch, node)
+            for tensor in tensors_in(output) if tensor.grad_fn is not None
+            for stretch, node in self._last_nodes(tensor.grad_fn).items() if stretch >= 0
+        }
+        for stretch, node in watched:
+            node.register_prehook(partial(self._arrive_at, self._stretches[stretch]))
+
+    def _last_nodes(self, grad_fn: Any) -> dict[int, Any]:
+        """The last node in the graph of `grad_fn` that each stretch has made."""
         last: dict[int, tuple[int, Any]] = {}
-        for tensor in tensors_in(output):
-            for node in nodes(tensor.grad_fn) if tensor.grad_fn is not None else ():
-                if not hasattr(node, "variable"):
-                    number = torch_private.sequence_number(node)
-                    stretch = bisect_right(self._since, number) - 1
-                    last[stretch] = max(
-                        last.get(stretch, (-1, None)), (number, node), key=lambda pair: pair[0]
-                    )
-        for stretch, (_, node) in last.items():
-            if stretch >= 0:
-                node.register_prehook(partial(self._arrive_at, self._stretches[stretch]))
+        for node in nodes(grad_fn):
+            if not hasattr(node, "variable"):
+                number = torch_private.sequence_number(node)
+                stretch = bisect_right(self._since, number) - 1
+                last[stretch] = max(
+                    last.get(stretch, (-1, None)), (number, node), key=lambda pair: pair[0]
+                )
+        return {stretch: node for stretch, (_, node) in last.items()}
 
     def _arrive_at(self, fqn: str, gradients: Any) -> None:
         self.enter_backward(fqn)

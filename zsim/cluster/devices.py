@@ -140,11 +140,16 @@ class Device:
     """None for a CPU, and where the file has no such table."""
 
     def peak_flops(self, dtype: str) -> int:
-        """Dense peak FLOP/s for matrix products of `dtype`, which may be "tf32" or "float8"."""
-        return {
-            "float32": self.float32, "tf32": self.tf32, "bfloat16": self.bfloat16,
-            "float16": self.float16, "float8": self.float8,
-        }[dtype]
+        """Dense peak FLOP/s for matrix products of `dtype`, which may be "tf32" or "float8".
+
+        Files say none of wider dtypes, nor of complex numbers and integers: theirs follow from
+        float32's.
+        """
+        rates = {
+            "tf32": self.tf32, "bfloat16": self.bfloat16, "float16": self.float16,
+            "float8": self.float8,
+        }
+        return rates[dtype] if dtype in rates else self.float32 // OF_FLOAT32.get(dtype, 1)
 
     @property
     def clocks(self) -> float:
@@ -178,6 +183,10 @@ class Device:
         )
 
 
+OF_FLOAT32 = {"float64": 2, "complex64": 4, "complex128": 8}
+"""The rate of float32 over that of a dtype. A product of complex numbers is four of real ones.
+float64 has half the rate on a CPU, all of it on A100 and H100, and a 64th on cards for inference
+(NVIDIA's data sheets)."""
 IDLE = 0.1
 """Share of its power that an idle GPU draws. nvidia-smi's output in public repositories has 67 to
 76 W of an H100's 700, and 50 to 57 of an A100's 400."""

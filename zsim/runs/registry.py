@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from importlib.metadata import EntryPoint, entry_points
@@ -17,6 +16,7 @@ from typing import get_args
 
 from zsim.errors import BackendUnavailableError, ZsimError, listed
 from zsim.io.arguments import described
+from zsim.io.system.raising import is_users, raising_frame
 from zsim.ir.program import PHASES
 from zsim.ir.run import RunRecord
 from zsim.models.training_options import Device
@@ -31,6 +31,7 @@ __all__ = [
 
 GROUP = "zsim.backends"
 DEFECT = "a defect; please report it"
+YOURS = f"{DEFECT}, unless it is of that line"
 BUILT_IN = EntryPoint(name="sim", value="zsim.runs.registry:SimBackend", group=GROUP)
 
 
@@ -165,10 +166,12 @@ def _broken_down(backend: Backend, expected: str) -> Iterator[None]:
     except (ZsimError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{type(error).__name__}: {str(error)[:300]} ({frame.filename}, line {frame.lineno})"
+        frame = raising_frame(error)
+        raised_at = f" ({frame.filename}, line {frame.lineno})" if frame else ""
         raise BackendError(
-            where=f"backend {backend.name}", expected=expected, found=text, remedy=DEFECT
+            where=f"backend {backend.name}", expected=expected,
+            found=f"{type(error).__name__}: {str(error)[:300]}{raised_at}",
+            remedy=YOURS if frame and is_users(frame.filename) else DEFECT,
         ) from error
 
 

@@ -419,3 +419,84 @@ class Rotated(nn.Module):
 def rotated() -> dict[str, Any]:
     """A complex buffer."""
     return {"module": Rotated(), "inputs": [torch.randn(8, 16)]}
+
+
+class Transposed(nn.Module):
+    """Layers over dim 1 of the input, which they turn to the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+
+    def forward(self, x: Tensor, tokens: Tensor, scale: Tensor) -> Tensor:
+        x = x.transpose(1, 2) * scale
+        for layer in self.layers:
+            x = layer(x) * 1.5
+        return x.square().mean() + tokens.reshape(-1).float().mean()
+
+
+def transposed() -> dict[str, Any]:
+    """Inputs in another order in memory, cut out of a larger tensor, and expanded."""
+    return {
+        "module": Transposed(), "inputs": [
+            torch.randn(2, 8, 32).transpose(1, 2), torch.randint(9, (2, 257))[:, 1:],
+            torch.rand(2, 1, 1).expand(2, 8, 32),
+        ],
+    }
+
+
+class Heads(nn.Module):
+    """Three heads behind a trunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+        self.heads = nn.ModuleDict({name: nn.Linear(16, 8) for name in ("left", "mid", "right")})
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return {name: head(x) for name, head in self.heads.items()}
+
+
+def one_head_of_three() -> dict[str, Any]:
+    """A loss of one output, neither the first nor the last."""
+    return {
+        "module": Heads(), "inputs": [torch.randn(4, 16)], "units": ["layers.*"],
+        "loss": lambda output: output["mid"].square().mean(),
+    }
+
+
+class Exact(Perceptron):
+    """Products of numbers of which no device's file says the rate."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide, waves = x.double(), torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        counts = x.long() @ x.long().t()
+        shares = (wide @ wide.t()).float() + (waves @ waves.t()).real + counts.float()
+        return super().forward(shares.softmax(-1) @ x)
+
+
+def exact() -> dict[str, Any]:
+    """float64, complex numbers and integers."""
+    return {"module": Exact(), "inputs": [torch.randn(4, 16)]}
+
+
+class Table(nn.Module):
+    """A table of eight rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(8, 16)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.rows(tokens)  # on real tensors alone it looks whether they are there
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def ninth_row() -> dict[str, Any]:
+    """Tokens that the table does not have."""
+    return {"module": Table(), "inputs": [torch.full((2, 4), 8)]}

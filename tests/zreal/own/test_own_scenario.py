@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, cast
 
 import pytest
+from torch import Tensor
 
 import zsim
 from tests.support.cases.sampling import one_in
@@ -21,6 +22,7 @@ from tests.zreal.own.own_modules import HANGING, transformer
 from zreal.modules.numerics.parity import largest, relative_differences
 from zreal.modules.numerics.reference import SingleProcess
 from zreal.modules.own import own_module
+from zreal.modules.own.own_module import load
 from zreal.rank.numerics import broadcasts_of_buffers
 from zreal.tracing.own_scenario import with_module
 from zreal.tracing.trace import trace
@@ -241,6 +243,33 @@ def test_a_tensor_that_the_first_forward_keeps_is_a_buffer_and_not_measured(
         zsim.validate(case, against="fake", module=f"{OWN}caching")
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_inputs_of_ranks_and_steps_lie_in_memory_as_the_given_ones(
+    strategy: str, tmp_path: Path
+) -> None:
+    """A product copies what it cannot read as it lies, and so do reshape and contiguous."""
+    case = zsim.load(scenario(tmp_path, STRATEGIES[strategy]))
+    assert zsim.validate(case, against="fake", module=f"{OWN}transposed").ok
+    given, drawn = (own := load(f"{OWN}transposed")).inputs, own.batch(1, dtype="float32")
+    assert [t.stride() for t in drawn] == [t.stride() for t in cast("tuple[Tensor, ...]", given)]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "zero2", "zero3"])
+def test_a_loss_may_leave_outputs_out(strategy: str, tmp_path: Path) -> None:
+    case = zsim.load(scenario(tmp_path, STRATEGIES[strategy]))
+    assert zsim.validate(case, against="fake", module=f"{OWN}one_head_of_three").ok
+
+
+def test_products_in_any_dtype_have_a_time(tmp_path: Path) -> None:
+    case = zsim.load(scenario(tmp_path, '"fsdp2"'))
+    own = with_module(case, f"{OWN}exact", device="cpu")
+    assert zsim.simulate(own).step_time
+    device = own.cluster.device
+    rates = {dtype: device.peak_flops(dtype) for dtype in ("float64", "complex64", "int64")}
+    single = device.peak_flops("float32")
+    assert rates == {"float64": single // 2, "complex64": single // 4, "int64": single}
+
+
 def test_a_function_is_named_and_not_given(tmp_path: Path) -> None:
     case, build = zsim.load(scenario(tmp_path, '"ddp"')), cast("str", transformer)
     with pytest.raises(ZsimError, match="module: expected a function's name.*found a function"):
@@ -281,6 +310,17 @@ def test_a_refusal_has_the_line_of_the_users_forward(
     assert last.endswith("DynamicOutputShapeException: aten.nonzero.default")
 
 
+def test_an_error_on_a_real_batch_has_the_line_of_the_users_forward(tmp_path: Path) -> None:
+    line = 1 + next(
+        n for n, text in enumerate(HERE.read_text().splitlines()) if "on real tensors alone" in text
+    )
+    said = f"found IndexError: index out of range in self \\({HERE}, line {line}\\); a defect"
+    with pytest.raises(ZsimError, match=said):
+        zsim.validate(
+            zsim.load(scenario(tmp_path, '"fsdp2"')), against="fake", module=f"{OWN}ninth_row"
+        )
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
@@ -292,7 +332,8 @@ def test_a_refusal_has_the_line_of_the_users_forward(
         ("nowhere:build", "No module named 'nowhere'; start it in the folder that has nowhere"),
         (f"{OWN}leaving", "found SystemExit: 7"),
         (f"{OWN}lossless", f'needs a loss: "loss": lambda output: … ({HERE}, line '),
-        (f"{OWN}nothing", "expected a dict with module and inputs"),
+        (f"{OWN}nothing", "expected a dict with module and inputs, and perhaps loss and units, "
+                          "found one without inputs"),
     ],
 )
 def test_what_makes_no_module_is_refused(

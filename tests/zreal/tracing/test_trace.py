@@ -295,6 +295,25 @@ def test_experts_are_no_units_though_they_are_more_than_the_layers() -> None:
     assert [unit.fqn for unit in trace(Layers, X).units] == ["layers.0", "layers.1"]
 
 
+def test_by_default_a_unit_has_parameters_and_is_called() -> None:
+    """torch lists hold activations beside layers, and lists of what a stage calls one by one."""
+    class Stages(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stages = nn.ModuleList([
+                nn.ModuleList([nn.Linear(8, 8), nn.ReLU()]), nn.Identity(), nn.Linear(8, 8),
+                nn.ModuleList([nn.ModuleDict({"norm": nn.LayerNorm(8), "drop": nn.Dropout()})]),
+            ])
+
+        def forward(self, x: Tensor) -> Tensor:
+            (linear, activate), same, other, ((names),) = self.stages
+            return names["drop"](names["norm"](other(same(activate(linear(x)))))).sum()
+
+    assert [unit.fqn for unit in trace(Stages, X).units] == [
+        "stages.0.0", "stages.2", "stages.3.0.norm"
+    ]
+
+
 def test_a_module_left_whole_runs_with_a_warning_of_its_cost() -> None:
     with pytest.warns(
         UserWarning,

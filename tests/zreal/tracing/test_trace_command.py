@@ -51,6 +51,9 @@ class Lone(torch.nn.Module):
         return self.only(x).sum()
 
 NUMBER = 3
+
+def build():
+    return {"module": Lone(), "inputs": [torch.ones(2, 8)]}
 """
 
 
@@ -117,6 +120,12 @@ def test_a_module_of_the_users_own_is_imported_from_where_the_command_runs(
     assert capsys.readouterr().err.count("has no attribute 'Nothing'") == 1
     assert main(["trace", "mine_of_trace:NUMBER", *arguments]) == 2
     assert "expected a class or function without arguments, found int" in capsys.readouterr().err
+    assert main(["trace", "mine_of_trace:build", *arguments]) == 2
+    assert "expected a torch.nn.Module, found dict; name its class" in capsys.readouterr().err
+    wrong = ["--input", "x=4x9:fp32", "-o", "model.json"]
+    assert main(["trace", "mine_of_trace:TwoLayers", *wrong]) == 2
+    line = 1 + MODULE.splitlines().index("            x = layer(x).relu()")
+    assert f"mine_of_trace.py, line {line}, in forward)" in capsys.readouterr().err
 
 
 def test_one_file_has_several_sizes_each_as_a_trace_of_its_own(tmp_path, monkeypatch, capsys):

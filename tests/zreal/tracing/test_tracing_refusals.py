@@ -95,7 +95,9 @@ def keeps(module: Any, x: Tensor) -> Tensor:
     (lambda: Plain(lambda m, x: (x, x)), None,
      "loss: expected a tensor, or an output with .loss, found an output of type tuple"),
     (lambda: Plain(lambda m, x: x.sum().detach()), None,
-     "loss: expected one number that depends on the parameters"),
+     "loss: expected one number that depends on the parameters, found one without a gradient"),
+    (lambda: torch.jit.script(nn.Linear(8, 8)), None,
+     "RecursiveScriptModule: expected modules of Python, which hooks can watch"),
     (lambda: Plain(keeps), None,
      "mul: expected memory that is free again after backward, found 128 B"),
     (lambda: nn.ReLU(), None, "ReLU: expected a module with parameters, found none"),
@@ -115,7 +117,7 @@ def keeps(module: Any, x: Tensor) -> Tensor:
      "layers.2.weight: expected a parameter of one unit, found one tied between layers.0 "
      "and root"),
     (lambda: Plain().requires_grad_(False), None,
-     "loss: expected one number that depends on the parameters, found a tensor of shape ()"),
+     "loss: expected one number that depends on the parameters, found one without a gradient"),
     (lambda: nn.Sequential(OrderedDict({"a b": nn.Linear(8, 8)})), [],
      "'a b.weight': expected a name without blanks"),
 ])
@@ -195,7 +197,7 @@ def test_sparse_gradients_are_refused_with_the_operator_that_makes_them_and_what
      "makes one, found one that makes int"),
     (nn.Linear, X, {},
      "required positional arguments: 'in_features' and 'out_features'; "
-     "wrap it: lambda: MyModel(config)"),
+     "wrap it in a function without arguments, as lambda: MyModel(config)"),
     (3, X, {},
      "module: expected a module, or a function without arguments that makes one, found int"),
     (Plain, [((-1, 8), "float32")], {},

@@ -21,7 +21,7 @@ from zreal.modules.initial_values import DTYPES, generator_of
 from zreal.modules.own.deferred import Deferred, recording
 from zreal.modules.own.user_code import user_code_error
 from zsim.autograd.traced.model import TracedModel
-from zsim.errors import ArgumentError
+from zsim.errors import ArgumentError, listed
 from zsim.io.system.signals import handlers_kept
 
 KEYS = ("module", "inputs", "loss", "units")
@@ -49,7 +49,7 @@ class OwnModule:
 
     def batch(self, *key: int, dtype: str) -> tuple[Tensor, ...]:
         """The micro-batch of a key: numbers are normally distributed, integers are those of
-        `inputs` in another order."""
+        `inputs` in another order. `dtype` is that of float32 ones."""
         generator = generator_of(*key)
         shapes = self.inputs.values() if isinstance(self.inputs, Mapping) else self.inputs
         return tuple(_drawn(tensor, generator, DTYPES[dtype]) for tensor in shapes)
@@ -172,8 +172,10 @@ def _answer(build: Any, seed: int, name: str, *, whole: bool) -> Mapping[str, An
 
 def _require_answer(answer: Any, name: str) -> None:
     """ArgumentError where the user's function answers something else."""
-    if not isinstance(answer, Mapping) or not {"module", "inputs"} <= set(answer):
+    if not isinstance(answer, Mapping):
         raise _unfit(name, RETURNS, type(answer).__name__)
+    if missing := {"module", "inputs"} - set(answer):
+        raise _unfit(name, RETURNS, f"one without {listed(sorted(missing))}")
     if unknown := sorted(set(answer) - set(KEYS)):
         raise _unfit(name, RETURNS, str(unknown[0])[:60])
     inputs = answer["inputs"]
@@ -204,10 +206,17 @@ def _loss(output: Any) -> Tensor:
 
 
 def _drawn(like: Tensor, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Values like those of `like`, in its layout. Operators copy inputs by how these lie."""
+    once = like[tuple(slice(1 if step == 0 else None) for step in like.stride())]
     if like.is_floating_point():
-        return torch.randn(like.shape, generator=generator).to(dtype)
-    order = torch.randperm(like.numel(), generator=generator)
-    return like.flatten()[order].reshape(like.shape)
+        values = torch.randn(once.shape, generator=generator).to(
+            dtype if like.dtype == torch.float32 else like.dtype
+        )
+    else:
+        order = torch.randperm(once.numel(), generator=generator)
+        values = once.flatten()[order].reshape(once.shape)
+    laid = torch.empty_strided(once.shape, once.stride(), dtype=values.dtype)
+    return laid.copy_(values).expand(like.shape)
 
 
 def _unfit(name: str, expected: str, found: str) -> ArgumentError:

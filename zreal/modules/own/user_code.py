@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from zsim.errors import ArgumentError, ZsimError
+from zsim.io.system.raising import is_ours, is_users
 from zsim.io.system.signals import TimeIsUp, limited
 
-OURS = tuple(str(Path(__file__).parents[3] / package) + "/" for package in ("zreal", "zsim"))
-LIBRARIES = tuple({sysconfig.get_path(name) + "/" for name in ("stdlib", "purelib", "platlib")})
 MOST_CHARS = 4000
 """Longest traceback that a message has."""
 
@@ -84,7 +80,7 @@ def add_location(error: ZsimError, code: object) -> None:
         # where ours took its place beneath the user's code, ours alone has the user's frames
         frames = [*_frames(error), *_frames(cause)]
         error.found += _location(cause, code, frames)
-        while frames and not _is_users(frames[-1].filename):
+        while frames and not is_users(frames[-1].filename):
             del frames[-1]
         error.details = _traceback(cause, frames or _frames(cause))
 
@@ -104,8 +100,8 @@ def _location(
 
 
 def _innermost(stack: list[traceback.FrameSummary], code: object) -> str:
-    frames = [each for each in stack if not _is_ours(each.filename)]
-    own = [each for each in frames if _is_users(each.filename)]
+    frames = [each for each in stack if not is_ours(each.filename)]
+    own = [each for each in frames if is_users(each.filename)]
     if not own and (defined_at := _defined_at(code)):
         return f" ({defined_at})"
     for last in (own or frames)[-1:]:
@@ -119,23 +115,15 @@ def _defined_at(code: object) -> str:
     return f"{known.co_filename}, line {known.co_firstlineno}" if known else ""
 
 
-def _is_ours(file: str) -> bool:
-    return file.startswith((*OURS, "<frozen importlib", importlib.__file__))
-
-
-def _is_users(file: str) -> bool:
-    return not _is_ours(file) and not file.startswith(LIBRARIES)
-
-
 def _traceback(
     error: BaseException, frames: list[traceback.FrameSummary] | None = None
 ) -> str:
     """The traceback from the first to the last frame that is not ours; "" where it would say one
     line alone, which the message has. Frames are those of `error` by default."""
     frames = _frames(error) if frames is None else frames
-    while frames and _is_ours(frames[0].filename):
+    while frames and is_ours(frames[0].filename):
         del frames[0]
-    while frames and _is_ours(frames[-1].filename):
+    while frames and is_ours(frames[-1].filename):
         del frames[-1]
     tail = [] if isinstance(error, TimeIsUp) else traceback.format_exception_only(error)
     head = ["Traceback (most recent call last):\n"] if frames else []

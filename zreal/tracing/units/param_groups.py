@@ -56,7 +56,7 @@ def _default_units(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[s
     }
     if outer:
         fqn, longest = max(outer.items(), key=lambda item: len(item[1]))
-        return {f"{fqn}.{i}" if fqn else str(i): child for i, child in enumerate(longest)}
+        return dict(_called(fqn, longest))
     nbytes = total(model.parameters())
     warnings.warn(
         f"{type(model).__name__} has no ModuleList, so the whole model is one unit, gathered at "
@@ -64,6 +64,17 @@ def _default_units(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[s
         stacklevel=4,
     )
     return {}
+
+
+def _called(fqn: str, container: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules with parameters in a container. Containers in it are not called, but their own
+    children are."""
+    for name, child in container.named_children():
+        inner = f"{fqn}.{name}" if fqn else name
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from _called(inner, child)
+        elif next(child.parameters(), None) is not None:
+            yield inner, child
 
 
 def param_groups(model: nn.Module, units: Mapping[str, nn.Module]) -> tuple[ParamGroup, ...]:

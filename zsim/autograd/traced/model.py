@@ -157,7 +157,7 @@ class TracedModel(ModelSpec):
                 expected=f"a trace with the kernels that torch takes on {DEVICE_NAMES[device]}",
                 found=f"one with those of {DEVICE_NAMES[self.devices[0]]}, of which some keep "
                       f"other bytes (attention, dropout, norms)",
-                remedy=f'trace it again with device="{device}"',
+                remedy=f"trace it again with --device {device}",
             )
 
     def _variant(self, unit_hooks: UnitHooks, checkpointing: Checkpointing) -> HookVariant | None:
