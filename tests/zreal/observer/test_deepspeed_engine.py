@@ -116,7 +116,7 @@ def test_a_users_module_agrees_with_the_engine_on_gloo_ranks(module, strategy, m
 
 
 @pytest.mark.parametrize(("module", "stage", "said"), [
-    ("transformer", 3, "which gathers module by module, found one that was traced by units"),
+    ("transformer", 3, "which gathers module by module, found one traced by units"),
     ("scaled", 2, "at least one dimension, found logit_scale without"),
 ])
 def test_a_users_module_that_the_engine_cannot_have_is_refused(module, stage, said) -> None:

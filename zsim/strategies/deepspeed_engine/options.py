@@ -269,9 +269,8 @@ def shard_model_problems(
     """Refusals of `model` at stage 3, one line each, the scenario's key first."""
     if isinstance(model, TracedModel):
         yield (
-            "model: expected a preset, a family or a config.json of such a kind with deepspeed3, "
-            "which gathers module by module, found one that was traced by units; deepspeed2, zero3 "
-            "and fsdp2 take it"
+            "model: expected a preset or a family with deepspeed3, which gathers module by module, "
+            "found one traced by units; deepspeed2, zero3 and fsdp2 take it"
         )
     yield from _scalars(model)
     if model.left_out:
