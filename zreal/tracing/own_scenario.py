@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from dataclasses import fields, replace
 
 from zreal.modules.modules import cast_buffers
 from zreal.modules.own.own_module import OwnModel, OwnModule, draws, load
 from zreal.modules.own.user_code import add_location
 from zreal.tracing.errors import UntraceableError
+from zreal.tracing.fake_module import UnitChoice
 from zreal.tracing.trace import trace
 from zsim import strategies
-from zsim.autograd.traced.model import TracedModel
+from zsim.autograd.traced.model import TracedModel, TracedModelError
 from zsim.errors import ArgumentError, ScenarioError
 from zsim.models.training_options import Device
 from zsim.scenario.checks import offload_checks
@@ -76,8 +78,33 @@ def with_module(
 
 
 def _traced(scenario: Scenario, own: OwnModule, *, device: Device) -> OwnModel:
-    precision, strategy = scenario.precision, strategies.STRATEGIES[scenario.strategy]
-    units = own.units if strategy.nests != "nothing" else []  # DDP has no units, nor their rules
+    """The module traced so that most strategies can be compared: by its units, with its inputs
+    cast. Where it does not run so, the scenario's strategy alone has a say.
+
+    DDP's reductions begin between backwards of units, but it has no rules of units: what breaks
+    them is one unit for it.
+    """
+    strategy = strategies.STRATEGIES[scenario.strategy]
+    casts = strategy.casts(scenario.precision)
+    tries = [(own.units, True), (own.units, casts)][casts:]
+    if strategy.nests == "nothing":
+        tries.append(([], casts))
+    for units, cast in tries[:-1]:
+        with suppress(UntraceableError, TracedModelError):
+            model = _in_units(scenario, own, units, casts_input=cast, device=device)
+            model.modules_for(
+                model.batch, dtype=model.dtype, casts_input=casts, autocast=model.autocast,
+                unit_hooks=strategy.unit_hooks,
+            )
+            return model
+    units, cast = tries[-1]
+    return _in_units(scenario, own, units, casts_input=cast, device=device)
+
+
+def _in_units(
+    scenario: Scenario, own: OwnModule, units: UnitChoice, *, casts_input: bool, device: Device
+) -> OwnModel:
+    precision = scenario.precision
     module = own.make(scenario.seed)
     cast_buffers(module, scenario)
     with warnings.catch_warnings():
@@ -86,7 +113,7 @@ def _traced(scenario: Scenario, own: OwnModule, *, device: Device) -> OwnModel:
             model = trace(
                 module, own.inputs, units=units, dtype=precision.parameters,
                 loss=own.loss, autocast=precision.autocast, device=device,
-                casts_input=strategy.casts(precision),
+                casts_input=casts_input,
                 # a CPU is metered by a dispatch mode, under which the engine adds nothing in place
                 sums_in_place=device == "cuda",
             )

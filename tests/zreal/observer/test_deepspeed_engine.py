@@ -29,6 +29,7 @@ from zsim.scenario.scenario import Scenario, load, parse
 from zsim.strategies.deepspeed_engine.config_keys import REMOVED
 
 RECORD = json.loads((ROOT / "tests/measured/deepspeed.json").read_text())
+PRECISIONS = measured.PRECISIONS
 FILES = sorted(PARITY.glob("deepspeed*.toml"))
 needs_deepspeed = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="DeepSpeed is not installed: zsim[real,deepspeed]"
@@ -83,6 +84,48 @@ def test_a_scenario_agrees_with_the_engine_on_gloo_ranks(file) -> None:
     assert {name: text for name, text in details.items() if "unsupported" not in text} == {}
     exact = {check.name for check in comparison.checks if check.detail.startswith("exact")}
     assert {"collective order", "bytes", "memory at rest", "memory of parts"} <= exact
+
+
+USERS = "tests.zreal.own.own_modules:"
+
+
+@needs_deepspeed
+@pytest.mark.gloo
+@pytest.mark.parametrize(("module", "strategy", "more"), [
+    ("perceptron", {"name": "deepspeed1"}, {}),
+    ("transformer", {"name": "deepspeed2"}, {"precision": PRECISIONS[2]}),
+    ("convolutions", {"name": "deepspeed2", "overlap_comm": True}, {"precision": PRECISIONS[1]}),
+    ("keeping", {"name": "deepspeed1"}, {"offload": measured.ON_HOST}),
+    ("adapted", {"name": "deepspeed2"}, {"precision": PRECISIONS[4]}),  # frozen ones come first
+    ("towers", {"name": "deepspeed2", "round_robin_gradients": True}, {}),
+])
+def test_a_users_module_agrees_with_the_engine_on_gloo_ranks(module, strategy, more) -> None:
+    case = Scenario(
+        model={"preset": "gpt-tiny"}, batch={"micro_batch": 1, "accumulation": 2},
+        cluster={"preset": "cpu-gloo", "ranks": 2},
+        strategy=strategy | {"reduce_bucket_size": 2000},
+        optimizer={"clip_norm": 0.5}, **more,
+    )
+    comparison = zsim.validate(case, against="gloo", module=USERS + module, timeout_s=300)
+
+    told = {check.name: check.status for check in comparison.checks}
+    assert [name for name, status in told.items() if status not in ("ok", "unsupported")] == []
+    exact = {check.name for check in comparison.checks if check.detail.startswith("exact")}
+    assert {"collective order", "bytes", "memory at rest", "memory of parts"} <= exact
+    assert told["numerics"] == "ok"
+
+
+@pytest.mark.parametrize(("module", "stage", "said"), [
+    ("transformer", 3, "which gathers module by module, found one traced by units"),
+    ("scaled", 2, "at least one dimension, found logit_scale without"),
+])
+def test_a_users_module_that_the_engine_cannot_have_is_refused(module, stage, said) -> None:
+    case = Scenario(
+        model={"preset": "gpt-tiny"}, batch={"micro_batch": 1},
+        cluster={"preset": "cpu-gloo", "ranks": 2}, strategy={"name": f"deepspeed{stage}"},
+    )
+    with pytest.raises(zsim.ScenarioError, match=said):
+        zsim.run(case, module=USERS + module)
 
 
 @needs_deepspeed

@@ -243,6 +243,23 @@ class Residual(nn.Module):
         return x.square().mean()
 
 
+class Adapted(nn.Module):
+    """Frozen layers beside small ones that train, as LoRA has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(16, 16).requires_grad_(False)
+        self.down, self.up = nn.Linear(16, 2, bias=False), nn.Linear(2, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.base(x) + self.up(self.down(x))).square().mean()
+
+
+def adapted() -> dict[str, Any]:
+    """Parameters of which the first are frozen."""
+    return {"module": Adapted(), "inputs": [torch.randn(4, 16)]}
+
+
 class Shifted(nn.Module):
     """A layer that is shifted by the sums of parameters: their gradients are one number each,
     expanded."""

@@ -402,6 +402,42 @@ def test_a_users_module_is_simulated_on_gpus_that_are_not_there(
     assert needs["fsdp2"] == shown["needed_bytes"]["nbytes"] == made.device_memory.needed_bytes
 
 
+def test_fit_says_the_same_of_a_users_module_whatever_strategy_it_begins_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DDP's reductions begin between units too, and fully_shard casts inputs that DDP does not."""
+    found: list[dict[str, tuple[int, int]]] = []
+    for strategy in ("ddp", "zero3", "fsdp2"):
+        file = scenario(
+            tmp_path, f'"{strategy}"', cluster='{ preset = "dgx-h100", nodes = 2 }',
+            precision='{ parameters = "bf16", reduce = "fp32" }',
+        )
+        assert main(["fit", file, "--module", f"{OWN}residual", "--json"]) == 0
+        candidates = json.loads(capsys.readouterr().out)["candidates"]
+        found.append({
+            each["name"]: (each["needed_bytes"]["nbytes"], each["step_time_ns"])
+            for each in candidates
+        })
+    assert len(found[0]) > 6
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("engine", ["deepspeed1", "deepspeed2"])
+def test_a_users_module_is_simulated_under_deepspeeds_engine(engine: str) -> None:
+    """Gradients of all parameters are reduced once, and their new values gathered once."""
+    case = zsim.Scenario(
+        model={"preset": "gpt-tiny"}, batch={"micro_batch": 1},
+        cluster={"preset": "dgx-h100", "nodes": 2}, offload={"optimizer": "cpu"},
+        strategy={"name": engine}, precision={"parameters": "bf16", "reduce": "bf16"},
+    )
+    own = zsim.run(case, module=f"{OWN}transformer")
+    numel = sum(parameter.numel for parameter in own.scenario.model.parameters)
+    nbytes = {kind: traffic.bytes for kind, traffic in own.collectives.items()}
+    reduced = sum(nbytes.get(kind, 0) for kind in ("reduce", "all_reduce", "reduce_scatter"))
+    assert 2 * numel <= reduced < 2.1 * numel
+    assert 2 * numel <= nbytes["all_gather"] < 2.1 * numel
+
+
 def test_a_build_without_an_end_is_named_at_the_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -291,8 +291,8 @@ def _link_as_dealt(optimizer: Any) -> None:
 def _whole(
     kind: str, scenario: Scenario, model: Model, deepspeed: Any, optimizer: Any
 ) -> dict[str, torch.Tensor]:
-    """Whole float32 parameters, or gradients as the step will have unscaled and clipped them; by
-    all ranks."""
+    """Whole float32 parameters, those that are trained first, or gradients as the step will have
+    unscaled and clipped them; by all ranks."""
     if STRATEGIES[scenario.strategy].reorders(scenario.options):
         _link_as_dealt(optimizer)
     utils, loss_scale = deepspeed.utils, float(optimizer.loss_scale)
@@ -300,7 +300,9 @@ def _whole(
         "parameters": utils.safe_get_full_fp32_param, "gradients": utils.safe_get_full_grad
     }[kind]
     whole = dict[str, torch.Tensor]()
-    for name, parameter in model.named_parameters():
+    for name, parameter in sorted(
+        model.named_parameters(), key=lambda named: not named[1].requires_grad
+    ):
         if parameter.requires_grad:
             whole[name] = read(parameter).detach().clone()
         elif kind == "parameters":

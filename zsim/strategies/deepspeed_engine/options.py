@@ -180,16 +180,24 @@ def model_problems(
     checkpointing: Checkpointing = NO_CHECKPOINTING,
 ) -> Iterator[str]:
     """Refusals of `model`, one line each, the scenario's key first."""
-    if isinstance(model, TracedModel):
-        yield (
-            "model.traced: expected a preset, a family or a config.json with DeepSpeed's engine, "
-            "whose hooks a trace does not have"
-        )
+    yield from _scalars(model)
     if model.left_out:
         yield (
             f"model.unused: expected none with DeepSpeed's engine, found {model.left_out[0].fqn} "
             "without a gradient; freeze it"
         )
+
+
+def _scalars(model: ModelSpec) -> Iterator[str]:
+    """Refusal of a parameter without dimensions, which DeepSpeed 0.19 cannot view as the bytes that
+    it broadcasts."""
+    for parameter in model.parameters:
+        if not parameter.shape:
+            yield (
+                f"model: expected parameters of at least one dimension, found {parameter.fqn} "
+                f"without, which DeepSpeed {VERSION} fails to broadcast; make it one of shape [1]"
+            )
+            return
 
 
 def shard_problems(options: ShardOptions, mesh: Mesh, optimizer: Optimizer) -> Iterator[str]:
@@ -260,7 +268,11 @@ def shard_model_problems(
 ) -> Iterator[str]:
     """Refusals of `model` at stage 3, one line each, the scenario's key first."""
     if isinstance(model, TracedModel):
-        yield "model: expected a preset or a family with deepspeed3, whose trace follows its units"
+        yield (
+            "model: expected a preset or a family with deepspeed3, which gathers module by module, "
+            "found one traced by units; deepspeed2, zero3 and fsdp2 take it"
+        )
+    yield from _scalars(model)
     if model.left_out:
         yield f"model.unused: expected none with deepspeed3, found {model.left_out[0].fqn}"
     if checkpointing.mode == "selective" or not checkpointing.early_stop:
