@@ -10,8 +10,8 @@ from zreal.modules.modules import cast_buffers
 from zreal.modules.own.own_module import OwnModel, OwnModule, draws, load
 from zreal.modules.own.user_code import add_location
 from zreal.tracing.errors import UntraceableError
-from zreal.tracing.fake_module import UnitChoice
 from zreal.tracing.trace import trace
+from zreal.tracing.units.param_groups import UnitChoice
 from zsim import strategies
 from zsim.autograd.traced.model import TracedModel, TracedModelError
 from zsim.errors import ArgumentError, ScenarioError

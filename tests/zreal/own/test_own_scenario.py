@@ -412,7 +412,7 @@ def test_fit_says_the_same_of_a_users_module_whatever_strategy_it_begins_with(
             tmp_path, f'"{strategy}"', cluster='{ preset = "dgx-h100", nodes = 2 }',
             precision='{ parameters = "bf16", reduce = "fp32" }',
         )
-        assert main(["fit", file, "--module", f"{OWN}residual", "--json"]) == 0
+        assert main(["fit", file, "--module", f"{OWN}transformer", "--json"]) == 0
         candidates = json.loads(capsys.readouterr().out)["candidates"]
         found.append({
             each["name"]: (each["needed_bytes"]["nbytes"], each["step_time_ns"])
