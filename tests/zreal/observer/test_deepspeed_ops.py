@@ -64,7 +64,7 @@ def test_ops_that_are_not_compiled_are_refused_with_the_line_that_compiles_them(
 ) -> None:
     started = time.monotonic()
     told = refusal(device_type="cuda")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60  # to compile them takes ten minutes
     assert f"found no pin_memory or async_io of this DeepSpeed in {root}; run once" in told
     assert told.endswith(
         'DS_ACCELERATOR=cuda python -c "from deepspeed.ops.op_builder import AsyncIOBuilder; '
