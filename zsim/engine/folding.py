@@ -2,7 +2,8 @@
 
 Ranks are alike when they run the same program and their groups are alike. Groups are alike when
 their collectives take equally long and as much of their links, and when they join ranks that are
-alike in turn. So a group inside a node is not like one that crosses nodes.
+alike in turn. So a group inside a node is not like one that crosses nodes. Where ranks of several
+programs share the host of their node, whole nodes are alike, rank by rank.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ LinkUsage = Callable[[GroupRanks], Mapping[int, Mapping[str, Fraction]]]
 
 
 def representatives(
-    program: Program, *, duration_ns: CollectiveTime, usage: LinkUsage | None = None
+    program: Program, *, duration_ns: CollectiveTime, usage: LinkUsage | None = None,
+    node_size: int = 0,
 ) -> tuple[int, ...]:
     """The representative of each rank, by rank: the first rank that is like it.
 
     Classes of ranks, at first by program, are split by the durations and the classes of their
     groups until no split is left. The function `duration_ns(kind, nbytes, group)` tells groups
     apart. Where several groups may contend, `usage` tells members apart by the links they use.
+    With a `node_size` no rank stands for another of its node, but a node for others like it.
     """
     sizes: dict[str, set[tuple[str, int]]] = {}
     for ops in program.steps:
@@ -38,6 +41,8 @@ def representatives(
         classes = _numbered(
             zip(classes, *(_used(members, usage) for members in groups.values()), strict=True)
         )
+    if node_size:
+        classes = _by_node(classes, node_size)
     # a group of all ranks tells none apart
     groups = {axis: members for axis, members in groups.items() if len(members) > 1}
     costs = {
@@ -54,15 +59,27 @@ def representatives(
             for axis, members in groups.items()
         ]
         classes = _numbered(zip(classes, *met, strict=True))
+        if node_size:
+            classes = _by_node(classes, node_size)
     first: dict[int, int] = {}
     return tuple(map(first.setdefault, classes, range(len(classes))))
 
 
 def in_step_off_device(program: Program) -> bool:
     """False where ranks of several programs work off the device. They share their node's memory and
-    links, and none of them stands for another."""
+    links, and none of them stands for another of its node."""
     return len(program.ranks) == 1 or not any(
         leaves_device(op) for ops in program.steps for op in ops if op.kernels
+    )
+
+
+def _by_node(classes: list[int], node_size: int) -> list[int]:
+    """A number for the place of each rank in its node and the classes of the node's ranks."""
+    nodes = [
+        tuple(classes[begin : begin + node_size]) for begin in range(0, len(classes), node_size)
+    ]
+    return _numbered(
+        (nodes[rank // node_size], rank % node_size) for rank in range(len(classes))
     )
 
 

@@ -54,6 +54,11 @@ class CostModel(Protocol):
         """Most kernels that may be pending before the host waits; 0 for any number."""
         ...
 
+    @property
+    def node_size(self) -> int:
+        """Ranks of a full node, which share its host."""
+        ...
+
 
 class RingCosts(CostModel, Protocol):
     """A cost model that also knows the cluster that rings go over."""

@@ -32,6 +32,7 @@ class Plain:
     one_link: bool = True
     """Each communicator takes the one link whole; else all have links of their own."""
     launch_queue: int = 0
+    node_size: int = 8
     execution: Execution = EAGER
 
     def wake_ns(self, ops: tuple[Op, ...]) -> dict[int, int]:

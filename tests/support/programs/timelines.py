@@ -40,6 +40,7 @@ class Toy:
     """Time to read and write all elements of a block once, in float32."""
     issue: Callable[[Op], int] = field(default=lambda op: 0)
     launch_queue: int = 0
+    node_size: int = 8
 
     def usage(self, ranks: tuple[int, ...]) -> dict[int, dict[str, Fraction]]:
         """Each communicator has links of its own."""

@@ -97,6 +97,33 @@ def test_folded_ranks_take_the_time_of_all_ranks_when_some_groups_cross_nodes_an
     assert unfolded == whole.ranks
 
 
+@pytest.mark.parametrize(("nodes", "replicate", "shard", "fewer"), [
+    (4, 1, 32, True), (5, 1, 39, True), (4, 2, 16, True), (4, 4, 8, True), (3, 2, 9, False),
+])
+def test_nodes_whose_ranks_are_alike_stand_for_one_another_where_ranks_share_their_host(
+    nodes: int, replicate: int, shard: int, fewer: bool
+) -> None:
+    """Rows of odd vocabularies and layers are shared out unevenly, and copies contend in a node."""
+    case = scenario.Scenario(
+        model={"family": "gpt", "sizes": {
+            "num_layers": 3, "hidden_size": 64, "num_heads": 2, "vocabulary": 4099, "tied": False,
+        }},
+        batch={"micro_batch": 1, "sequence_length": 64},
+        cluster={"preset": "dgx-h100", "nodes": nodes, "ranks": replicate * shard},
+        strategy={"offload": True, **(
+            {"name": "hsdp", "dp_replicate": replicate, "dp_shard": shard} if replicate > 1
+            else {"name": "fsdp2"}
+        )},
+    )
+    program, costs = plan(case, device="cuda"), Costs(cluster=case.cluster)
+    folded, whole = simulate(program, costs=costs), simulate(program, costs=costs, all_ranks=True)
+
+    assert len(program.ranks) > 1
+    assert (len(set(folded.representatives)) < case.world_size) is fewer
+    unfolded = {rank: folded.ranks[like] for rank, like in enumerate(folded.representatives)}
+    assert unfolded == whole.ranks
+
+
 def test_lookahead_of_one_hides_what_can_be_hidden_and_of_two_nothing_more():
     times = []
     for lookahead in range(3):

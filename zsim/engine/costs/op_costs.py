@@ -222,6 +222,11 @@ class Costs:
         return SYNCHRONOUS if self.execution.synchronous else self.cluster.device.launch_queue
 
     @property
+    def node_size(self) -> int:
+        """Ranks of a full node, which share its host."""
+        return self.cluster.devices_per_node
+
+    @property
     def _slowest(self) -> float:
         """The slowest rank's time over the expected one, at least 1; it grows with the nodes.
 

@@ -33,7 +33,9 @@ class Prepared:
         self.costs, self.program, self.assignment = costs, program, program.assignment
         self.rings: Rings | None = None
         self.note_hops = note_hops
-        all_ranks = all_ranks or stepwise is not None or not in_step_off_device(program)
+        shares_nodes = not in_step_off_device(program)
+        # a file system is one for all nodes
+        all_ranks = all_ranks or stepwise is not None or (shares_nodes and _uses_files(program))
         if stepwise is not None:
             from zsim.engine.ring_steps.rings import Rings  # start-up: few steps need networkx
 
@@ -48,7 +50,8 @@ class Prepared:
         self.alone = [alone[id(rank.steady)] for rank in program.ranks]
         everyone = tuple(range(program.mesh.world_size))
         self.representatives = everyone if all_ranks else representatives(
-            program, duration_ns=costs.collective_ns, usage=costs.usage if contention else None
+            program, duration_ns=costs.collective_ns, usage=costs.usage if contention else None,
+            node_size=costs.node_size if shares_nodes else 0,
         )
         self.groups: dict[Communicator, tuple[int, ...]] = {}
         """All ranks of each communicator, simulated or not."""
@@ -66,7 +69,7 @@ class Prepared:
                     met[name, group[0]] = key
                     self.groups.setdefault(key, group)
                 own[name] = met[name, group[0]]
-        self.in_step, self.contention = not all_ranks, contention
+        self.in_step, self.contention = not (all_ranks or shares_nodes), contention
         self.host_usages: dict[tuple[int, str, int], Usage] = {}
         """Shares of a node that ops off the device take, by rank, stream and kernels."""
         self.usages: list[Usage] = [{}] * len(self.groups)
@@ -89,6 +92,13 @@ class Prepared:
         if key not in self.host_usages:
             self.host_usages[key] = self.costs.host_usage(op.kernels, rank, in_step=self.in_step)
         return self.host_usages[key]
+
+
+def _uses_files(program: Program) -> bool:
+    return any(
+        kernel.location == "files"
+        for ops in program.steps for op in ops for kernel in op.kernels
+    )
 
 
 def _alone(schedule: RankSchedule, costs: CostModel) -> tuple[list[int], list[int]]:

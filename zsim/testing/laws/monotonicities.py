@@ -100,6 +100,11 @@ class _Doubled:
         """The same launch queue."""
         return self.costs.launch_queue
 
+    @property
+    def node_size(self) -> int:
+        """The same nodes."""
+        return self.costs.node_size
+
 
 def more_ranks_hold_no_more(run: Run) -> Iterator[str]:
     """Ranks hold no more of what is sharded where there are twice as many to shard over.
