@@ -406,7 +406,7 @@ def test_fit_says_the_same_of_a_users_module_whatever_strategy_it_begins_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """DDP's reductions begin between units too, and fully_shard casts inputs that DDP does not."""
-    found: list[dict[str, tuple[int, int]]] = []
+    answers: list[dict[str, tuple[int, int]]] = []
     for strategy in ("ddp", "zero3", "fsdp2"):
         file = scenario(
             tmp_path, f'"{strategy}"', cluster='{ preset = "dgx-h100", nodes = 2 }',
@@ -414,12 +414,12 @@ def test_fit_says_the_same_of_a_users_module_whatever_strategy_it_begins_with(
         )
         assert main(["fit", file, "--module", f"{OWN}transformer", "--json"]) == 0
         candidates = json.loads(capsys.readouterr().out)["candidates"]
-        found.append({
+        answers.append({
             each["name"]: (each["needed_bytes"]["nbytes"], each["step_time_ns"])
             for each in candidates
         })
-    assert len(found[0]) > 6
-    assert found[0] == found[1] == found[2]
+    assert len(answers[0]) > 6
+    assert answers[0] == answers[1] == answers[2]
 
 
 @pytest.mark.parametrize("engine", ["deepspeed1", "deepspeed2"])
