@@ -606,7 +606,7 @@ def test_every_step_time_has_its_band_that_zsim_run_gives_it(
     printed_lines = " ".join(capsys.readouterr().out.split())
     low, high = (format_time(ns) for ns in times[1][1])
     assert f" a step, {format_time(times[1][0])} ({low} to {high}); then" in printed_lines
-    heading = f"changes that save memory, each planned and simulated again; {SURER}"
+    heading = f"changes tried to save memory, each planned and simulated again; {SURER}"
     assert printed_lines.count(heading) == 1
 
 

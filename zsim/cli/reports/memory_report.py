@@ -166,7 +166,7 @@ def print_advice(effects: Sequence[Effect], nothing_fits: str = "") -> None:
     """Print bytes and step time of each change, and `nothing_fits` where no change suffices."""
     surer = f"; {SURER}" if effects else ""
     _say_wrapped(
-        f"changes that save memory, each planned and simulated again{surer}", hanging=2
+        f"changes tried to save memory, each planned and simulated again{surer}", hanging=2
     )
     for effect in effects:
         text = finding(effect)
