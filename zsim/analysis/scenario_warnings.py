@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from zsim.analysis.lint import unit_rules
 from zsim.analysis.lint.case import LintCase
+from zsim.autograd.traced.model import TracedModel
 from zsim.cluster.cluster import ClusterSpec
 from zsim.engine.costs import host_work
 from zsim.engine.costs.host_work import PASSES
@@ -35,7 +36,7 @@ def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
     return tuple(map(Caveat, (
         *_half_precision(scenario), *_single_precision(scenario), *_own_copies(scenario),
         *_launches_alone(scenario),
-        *_compiled(scenario), *_compressed(scenario), *_reserved(scenario), *_one_unit(scenario),
+        *_compiled(scenario), *_compressed(scenario), *_reserved(scenario), *_one_unit(scenario), *_one_backward(scenario),
         *_idle_links(scenario), *_torch_step(scenario), *_threads(scenario),
         *STRATEGIES[scenario.strategy].drive_caveats(
             scenario.offload, scenario.options, scenario.model, scenario.mesh, scenario.precision
@@ -201,6 +202,20 @@ def _one_unit(scenario: Scenario) -> Iterator[str]:
     if "one-unit" not in scenario.lint_ignore:
         for finding in unit_rules.one_unit(LintCase(scenario)):
             yield f"{finding.fact}; {finding.remedy}"
+
+
+def _one_backward(scenario: Scenario) -> Iterator[str]:
+    """A traced module without units under DDP, whose reductions really begin within its backward.
+    """
+    strategy, model = STRATEGIES[scenario.strategy], scenario.model
+    if (
+        isinstance(model, TracedModel) and len(model.units) == 1 and strategy.nests == "nothing"
+        and scenario.world_size > 1
+    ):
+        yield (
+            "model.traced: of one unit, whose reductions are predicted to begin when all of its "
+            "backward is over, later than they do; trace it with units"
+        )
 
 
 def _idle_links(scenario: Scenario) -> Iterator[str]:

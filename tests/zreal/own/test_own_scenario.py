@@ -26,6 +26,7 @@ from zreal.modules.own.own_module import load
 from zreal.rank.numerics import broadcasts_of_buffers
 from zreal.tracing.own_scenario import with_module
 from zreal.tracing.trace import trace
+from zsim.analysis.scenario_warnings import caveats
 from zsim.autograd.traced.model import TracedModel
 from zsim.cli.main import main
 from zsim.errors import ZsimError
@@ -420,6 +421,16 @@ def test_fit_says_the_same_of_a_users_module_whatever_strategy_it_begins_with(
         })
     assert len(answers[0]) > 6
     assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize(("module", "warned"), [("adapted", True), ("transformer", False)])
+def test_a_module_of_one_unit_is_told_to_overlap_less_under_ddp(module: str, warned: bool) -> None:
+    case = zsim.Scenario(
+        model={"preset": "gpt-tiny"}, batch={"micro_batch": 1}, strategy={"name": "ddp"},
+        cluster={"preset": "dgx-h100"},
+    )
+    told = map(str, caveats(zsim.run(case, module=f"{OWN}{module}").scenario))
+    assert any("trace it with units" in line for line in told) is warned
 
 
 @pytest.mark.parametrize("engine", ["deepspeed1", "deepspeed2"])
