@@ -35,8 +35,8 @@ def caveats(scenario: Scenario) -> tuple[Caveat, ...]:
     """Caveats of `scenario`, which runs all the same."""
     return tuple(map(Caveat, (
         *_half_precision(scenario), *_single_precision(scenario), *_own_copies(scenario),
-        *_launches_alone(scenario),
-        *_compiled(scenario), *_compressed(scenario), *_reserved(scenario), *_one_unit(scenario), *_one_backward(scenario),
+        *_launches_alone(scenario), *_compiled(scenario), *_compressed(scenario),
+        *_reserved(scenario), *_one_unit(scenario), *_one_backward(scenario),
         *_idle_links(scenario), *_torch_step(scenario), *_threads(scenario),
         *STRATEGIES[scenario.strategy].drive_caveats(
             scenario.offload, scenario.options, scenario.model, scenario.mesh, scenario.precision
