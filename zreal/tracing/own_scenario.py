@@ -86,7 +86,9 @@ def _traced(scenario: Scenario, own: OwnModule, *, device: Device) -> OwnModel:
     """
     strategy = strategies.STRATEGIES[scenario.strategy]
     casts = strategy.casts(scenario.precision)
-    tries = [(own.units, True), (own.units, casts)][casts:]
+    tries = [(own.units, casts)]
+    if not casts and strategy.unit_hooks == "raw_inputs":  # it has a trace of its own for them
+        tries.insert(0, (own.units, True))
     if strategy.nests == "nothing":
         tries.append(([], casts))
     for units, cast in tries[:-1]:

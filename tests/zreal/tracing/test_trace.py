@@ -158,7 +158,7 @@ def test_kernels_of_cuda_are_found_inside_torch_and_in_what_checkpointing_runs_a
 def test_a_trace_stands_for_the_devices_whose_kernels_it_shows() -> None:
     _, batch = family("gpt-tiny", "sdpa")
     with pytest.raises(TracedModelError, match='expected a trace with the kernels that torch '
-                                               'takes on CUDA.*device="cuda"'):
+                                               'takes on CUDA.*--device cuda'):
         lower(traced("gpt-tiny", "sdpa"), batch=batch, dtype="float32", device="cuda")
     assert traced("mlp-tiny", None).devices == ("cpu", "cuda")
 
